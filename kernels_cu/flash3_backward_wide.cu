@@ -257,7 +257,7 @@ flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_consta
   const int own = 64 * (warpgroup_id() - 1), first_row = rows.first + own, lane_row = first_row + warp_id() % 4 * 16 + lane_id() / 4;
   const Scores scores(shape);
   const Keys full = full_tiles(alone, first_row, min(first_row + 64, alone.len_q) - 1, BC);  // need no mask
-  float sum[COLUMNS / 8][4] = {}, own_lse[2] = {INF, INF}, own_delta[2] = {};
+  float sum[HEAD_DIM / 8][4] = {}, own_lse[2] = {INF, INF}, own_delta[2] = {};
   const long long first = (static_cast<long long>(rows.batch) * shape.heads + rows.head) * shape.len_q + origin.query;
 
   // step: load_q (for dQ: LSE)

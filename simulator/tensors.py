@@ -122,6 +122,13 @@ class SramTile(_Stored):
         transposed.padded_shape, transposed.multiplied_shape = self.padded_shape[::-1], self.multiplied_shape[::-1]
         return transposed
 
+    @property
+    def whole(self) -> SramTile:
+        """The same tile for a product that goes over the columns of its boxes, too, which are zeros."""
+        tile = SramTile(self.name, self.rows, self.cols, self.dtype, self.values)
+        tile.padded_shape = tile.multiplied_shape = self.padded_shape
+        return tile
+
     def columns(self, chunk: int, width: int) -> SramTile:
         """Columns `chunk * width` to `(chunk + 1) * width`, or to the last one."""
         start = chunk * width

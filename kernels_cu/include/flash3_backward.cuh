@@ -196,11 +196,11 @@ struct Turns {
 // c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a, int key, QTile b, int add) {
 #pragma unroll
-  for (int d = 0; d < COLUMNS; d += 16) wgmma_ss(c, rows_operand(a, key, d), rows_operand(b, 0, d), add || d > 0);
+  for (int d = 0; d < HEAD_DIM; d += 16) wgmma_ss(c, rows_operand(a, key, d), rows_operand(b, 0, d), add || d > 0);
   wgmma_commit();
 }
 
-// dQ = dS K for this warpgroup's share of dQ, as a group of its own.
+// dQ = dS K for this warpgroup's share of dQ, as a group of its own. Shares are whole panels.
 DEVICE void multiply_for_queries(QueryGradient& dq, DSTile ds, KVTile k, int consumer) {
   const unsigned rows = ds.panel(consumer / ASIDE), columns = k.panel(consumer % ASIDE * (COLUMNS / ASIDE / 64));
 #pragma unroll
@@ -266,7 +266,7 @@ DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int c
 DEVICE void store_part(char* row, const Gradient& sum, float factor, int columns) {
   const int own = opaque(lane_id()) % 4 / 2 * 4;
 #pragma unroll
-  for (int n = 0; n < COLUMNS / 8; ++n) {
+  for (int n = 0; n < HEAD_DIM / 8; ++n) {
     const float four[4] = {sum[n][0] * factor, sum[n][1] * factor, sum[n][2] * factor, sum[n][3] * factor};
     const float4 x = four_columns(four);
     if (8 * n + own < columns) store_global(row + (8 * n + own) * 4, x);

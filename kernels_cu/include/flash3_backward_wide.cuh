@@ -9,7 +9,7 @@ constexpr int QUERIES = BC;
 
 // Columns of K or V that stay in registers. Of narrow heads none do: where all of an operand is held, ptxas (CUDA 12.9, 13.0)
 // gives its registers to others within the loop. `flashlab verify` found that on an H200.
-constexpr int HELD = COLUMNS < 128 ? 0 : 128;
+constexpr int HELD = COLUMNS < 128 ? 0 : HEAD_DIM < 128 ? HEAD_DIM : 128;
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int V_SLOTS = COLUMNS > 192 ? 1 : STAGES;  // of the launch for dQ
 static_assert(BR == 64 * CONSUMERS && BC == 64, "a warpgroup has 64 rows of S or of its transpose");
@@ -181,7 +181,7 @@ DEVICE void hold(Held& held, KVTile tile) {
 // c += A Bᵀ as a group of its own: A has this warpgroup's 64 keys as rows and `held` of its columns, B has 64 queries as rows.
 DEVICE void multiply_by_queries(Transposed& c, const Held& held, KVTile a, QTile b, int add) {
 #pragma unroll
-  for (int d = 0; d < COLUMNS; d += 16)
+  for (int d = 0; d < HEAD_DIM; d += 16)
     if (d < HELD)
       wgmma_rows_rs(c, held[d / 16], rows_operand(b, 0, d), add || d > 0);
     else
@@ -210,6 +210,6 @@ DEVICE void multiply_by_weights(Transposed& dp, unsigned weights) {
 // c += A Bᵀ as a group of its own: A has the block's queries as rows, of which this warpgroup's begin at `row`, B has 64 keys as rows.
 DEVICE void multiply_by_keys(float (&c)[BC / 8][4], RowTile a, int row, KVTile b, int add) {
 #pragma unroll
-  for (int d = 0; d < COLUMNS; d += 16) wgmma_ss(c, rows_operand(a, row, d), rows_operand(b, 0, d), add || d > 0);
+  for (int d = 0; d < HEAD_DIM; d += 16) wgmma_ss(c, rows_operand(a, row, d), rows_operand(b, 0, d), add || d > 0);
   wgmma_commit();
 }

@@ -18,12 +18,15 @@
 #define IN_TURN 0  // do blocks add to dQ in the order of their key tiles?
 #endif
 
-constexpr int COLUMNS = round_up(HEAD_DIM, 64);  // of whole panels
+// Columns of whole panels, as TMA's boxes have them. Products go over HEAD_DIM columns, unless they say otherwise: those that pad it
+// are zeros.
+constexpr int COLUMNS = round_up(HEAD_DIM, 64);
 constexpr int QUERY_STEPS = QUERIES / 16;
 
 using QTile = PanelTile<QUERIES, COLUMNS>;
-using Transposed = float[QUERIES / 8][4];              // 64 keys x queries
-using Gradient = float[COLUMNS / 8][4];          // 64 keys x columns
+using Transposed = float[QUERIES / 8][4];  // 64 keys x queries
+using Gradient = float[HEAD_DIM / 8][4];   // 64 keys x columns
+static_assert(HEAD_DIM % 16 == 0, "whole steps of a product");
 
 // One thread asks for a whole tile, panel by panel. `full` is told when the bytes have come.
 template <class TileT>

@@ -48,7 +48,8 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
-    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
+    boxes, boxes_v = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     of_dq = round_up(tile.rows, PANEL)  # rows of dQ, which dS's panels have as columns
     pairs, rows, visits, readers = heads * seen.pairs, heads * seen.keys, kv_heads * keys * parts, config.readers
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
@@ -60,7 +61,7 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
         message = visits * work_bytes(p)
         book.add("load_kv", WORK, sram_write=message, sram_read=message * listeners(config))
     count_state(book, p, "load_kv", blocks=visits, warps=4 * readers)
-    for name, width in (("k", d), ("v", dv)):
+    for name, width in (("k", boxes), ("v", boxes_v)):
         if visits:
             book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * bc * width * es)
             book.distinct(name, "read", t[name].nbytes)
@@ -70,15 +71,15 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
     outside = visits * tile.cols - kv_heads * parts * p.len_kv
     if p.lengths is not None:  # rows of the next sequence are cleared
         for load, name, cleared, width in (
-            ("load_kv", "k", outside, d),
-            ("load_kv", "v", outside, dv),
-            ("load_q", "q", pairs * tile.rows - rows, d),
-            ("load_do", "dout", pairs * tile.rows - rows, dv),
+            ("load_kv", "k", outside, boxes),
+            ("load_kv", "v", outside, boxes_v),
+            ("load_q", "q", pairs * tile.rows - rows, boxes),
+            ("load_do", "dout", pairs * tile.rows - rows, boxes_v),
         ):
             book.add(load, name, sram_write=cleared * width * es)
     for load, use, name, vector, width in (
-        ("load_q", "exp", "q", "lse", d),
-        ("load_do", "load_do", "dout", "delta", dv),
+        ("load_q", "exp", "q", "lse", boxes),
+        ("load_do", "load_do", "dout", "delta", boxes_v),
     ):
         book.add(load, name, hbm_read=pairs * tile.rows * width * es, sram_write=pairs * br * width * es)
         book.add(load, vector, hbm_read=rows * 4, sram_write=pairs * br * 4)
@@ -91,7 +92,7 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
         ("dp", "v", "dout", (bc * dv, readers * br * dv)),
         ("dv", "p", "dout", (0, readers * br * dv)),
         ("dk", "ds", "q", (0, readers * br * d)),
-        ("dq", "ds", "k", (across * bc * of_dq, above * bc * d)),
+        ("dq", "ds", "k", (across * bc * of_dq, above * bc * boxes)),
     ):
         if sides[0]:
             book.add(step, left, sram_read=pairs * sides[0] * es)
@@ -100,7 +101,7 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
     book.distinct("dq_sum", "write", heads * round_up(seen.distinct_keys, tile.rows) * dq_sum.row_bytes)
     square = tile.rows * tile.cols
     book.compute(
-        matmul=pairs * 2 * bc * (2 * br * (d + dv) + of_dq * d),
+        matmul=pairs * 2 * bc * (2 * br * (d + dv) + of_dq * boxes),
         other=pairs * ((3 + (p.scale != 1.0)) * square + bool(p.dropout) * tile.rows)
         + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,

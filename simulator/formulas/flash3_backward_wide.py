@@ -40,27 +40,28 @@ def count_keys(book: Book, problem: Problem, tile: Tile, config: Config) -> None
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, square)
-    side, d, dv = padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    side, d, dv = padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
+    boxes, boxes_v = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     pairs, rows = heads * seen.pairs, heads * seen.keys
     visible = partial(p.transposed.tiles_of_row, tile=square)
     peak = sram_of_keys(p, tile, config.stages)
     together, ragged = config.heads_together, p.lengths is not None
     book.launch("flash3_backward_wide_dkv", visits, config.warps, together, peak, visible, along="len_kv")
     count_message(book, p, config, "load_kv", visits)
-    for name, width, step in (("k", d, "scores"), ("v", dv, "dp")):
+    for name, width, box, step in (("k", d, boxes, "scores"), ("v", dv, boxes_v, "dp")):
         if visits:
-            book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * side * width * es)
+            book.add("load_kv", name, hbm_read=visits * tile.cols * box * es, sram_write=visits * side * box * es)
             book.add("load_kv", name, sram_read=visits * side * held(width) * es)
             book.distinct(name, "read", t[name].nbytes)
             book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
             book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
         book.add(step, name, sram_read=pairs * side * (width - held(width)) * es)
-    for load, use, name, vector, width, products in (
-        ("load_q", "exp", "q", "lse", d, ("scores", "dk")),
-        ("load_do", "load_do", "dout", "delta", dv, ("dp", "dv")),
+    for load, use, name, vector, width, box, products in (
+        ("load_q", "exp", "q", "lse", d, boxes, ("scores", "dk")),
+        ("load_do", "load_do", "dout", "delta", dv, boxes_v, ("dp", "dv")),
     ):
-        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=pairs * side * width * es)
-        book.add(load, name, sram_write=ragged * (pairs * tile.cols - rows) * width * es)  # cleared
+        book.add(load, name, hbm_read=pairs * tile.cols * box * es, sram_write=pairs * side * box * es)
+        book.add(load, name, sram_write=ragged * (pairs * tile.cols - rows) * box * es)  # cleared
         book.add(load, vector, hbm_read=rows * 4, sram_write=pairs * side * 4)
         book.add(use, vector, sram_read=pairs * 4 * side * 4)
         book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
@@ -81,7 +82,8 @@ def count_queries(book: Book, problem: Problem, tile: Tile, config: Config) -> N
     p, es, t = problem, problem.itemsize, book.tensors
     heads, kv_heads = p.batch * p.heads, p.batch * p.kv_heads
     seen, visits = walk(p, tile), heads * p.row_tiles(tile)
-    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
+    boxes, boxes_v = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     pairs, readers = heads * seen.pairs, config.readers
     peak = sram_of_queries(p, tile, config.stages)
     visible = partial(p.tiles_of_row, tile=tile)
@@ -90,13 +92,13 @@ def count_queries(book: Book, problem: Problem, tile: Tile, config: Config) -> N
         return
     count_message(book, p, config, "load_q", visits)
     cleared = (pairs * tile.cols - heads * seen.keys) * (p.lengths is not None)
-    for load, name, vector, width in (("load_q", "q", "lse", d), ("load_do", "dout", "delta", dv)):
-        book.add(load, name, hbm_read=visits * tile.rows * width * es, sram_write=visits * br * width * es)
+    for load, name, vector, box in (("load_q", "q", "lse", boxes), ("load_do", "dout", "delta", boxes_v)):
+        book.add(load, name, hbm_read=visits * tile.rows * box * es, sram_write=visits * br * box * es)
         book.add(load, vector, hbm_read=t[vector].nbytes)
         book.distinct(name, "read", t[name].nbytes)
         book.distinct(vector, "read", t[vector].nbytes)
-    for load, name, width in (("load_k", "k", d), ("load_v", "v", dv)):
-        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=(pairs * bc + cleared) * width * es)
+    for load, name, box in (("load_k", "k", boxes), ("load_v", "v", boxes_v)):
+        book.add(load, name, hbm_read=pairs * tile.cols * box * es, sram_write=(pairs * bc + cleared) * box * es)
         book.distinct(name, "read", kv_heads * seen.distinct_keys * t[name].row_bytes)
     for step, left, right, width in (("scores", "q", "k", d), ("dp", "dout", "v", dv)):
         book.add(step, left, sram_read=pairs * br * width * es)

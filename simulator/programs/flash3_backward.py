@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import WORK, Config, features, heads_that_share_the_l2
+from simulator.config import WORK, Config, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.formulas.walk import walk
@@ -99,8 +99,8 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     # under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one
     longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n in alone if n for j in {0, n // 2, n - 1})
     uneven = len(set(p.sequences)) > 1
-    heads, d = p.batch * p.kv_heads, round_up(p.head_dim, PANEL) + round_up(p.head_dim_v, PANEL)
-    visit = 5 * tile.rows * tile.cols * d / (REACHED * device.tensor_flops / device.sms)
+    heads, d, boxes = p.batch * p.kv_heads, padded(p.head_dim) + padded(p.head_dim_v), round_up(p.head_dim, PANEL)
+    visit = 2 * tile.rows * tile.cols * (2 * d + boxes) / (REACHED * device.tensor_flops / device.sms)
 
     def seconds(parts: int) -> float:
         members, blocks = p.queries_per_kv // parts, heads * tiles * parts
@@ -191,7 +191,8 @@ def flash3_backward(
     transposed, with keys as rows. So P and dS lie in registers as the products for dV and dK want them. Only for dQ,
     which needs all keys, dS passes through SRAM.
     The kernel computes a tile's dQ one tile later. Each warp reads all of LSE and D from SRAM. The sums of dQ lie as the
-    accumulators do, so whole tiles of them count, with their rows and columns outside. In a ragged batch, boxes that reach
+    accumulators do, so whole tiles of them count, with their rows and columns outside. Warpgroups share dQ by boxes, so its
+    product goes over whole ones. In a ragged batch, boxes that reach
     into the next sequence are cleared in SRAM.
     Where key tiles are few, a block has a part of the group's heads, and a launch of its own adds up what the parts gave dK
     and dV.
@@ -248,16 +249,16 @@ def backward(
             block.arrive(drawn, 0)
         if c.told:
             block.tell(WORK, listeners(c), work_bytes(problem))
-        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True, clear=ragged) for x in (k, v))
+        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, clear=ragged) for x in (k, v))
         read_state(m, block, 4 * c.consumers)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(block.j * members, (block.j + 1) * members):
             for i in turns.walk(block.walk):
                 block.step("load_q")
-                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
+                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, clear=ragged)
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
                 block.step("load_do")
-                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
+                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, clear=ragged)
                 block.put(d_shared, kept_sum(block.fetch(delta.head(g), i, tile.rows), problem))
                 d_i = block.get(d_shared, 4 * c.consumers).T
                 block.step("scores")
@@ -278,7 +279,7 @@ def backward(
                 block.step("dk")
                 dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
                 block.step("dq")
-                dq_i = block.matmul(ds_shared.T, k_j, split=(across, above))
+                dq_i = block.matmul(ds_shared.T, k_j.whole, split=(across, above))
                 turns.add(block, dq_sum, dq_i, i, tile.rows, g)
         block.step("store_dkv")
         own = tuple(x.at(parts=block.j) if c.parts > 1 else x for x in sums)

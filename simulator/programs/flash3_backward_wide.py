@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from simulator.block import Block
-from simulator.config import WORK, Config, features, heads_that_share_the_l2
+from simulator.config import WORK, Config, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -26,7 +26,7 @@ HELD = 128
 
 def held(columns: int) -> int:
     """How many of these columns stay in registers."""
-    return HELD if columns > PANEL else 0
+    return min(HELD, padded(columns)) if columns > PANEL else 0
 
 
 def queries(tile: Tile) -> Tile:
@@ -157,14 +157,14 @@ def of_keys(
             block.alloc(ring.name, rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
         tell(block, c, problem)
-        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
+        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL) for x in (k, v))
         for x in (k_j, v_j):
             block.hold(x, held(x.cols))
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
             for i in block.walk:
                 block.step("load_q")
-                q_i = block.load(q.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
+                q_i = block.load(q.head(g), i, rows, stages=c.stages, panel=PANEL, clear=ragged)
                 block.put(lse_shared, block.fetch(lse.head(g), i, rows))
                 block.step("scores")
                 s = block.matmul(k_j, q_i.T, split=("rows", "none"), scale=problem.scale)
@@ -174,7 +174,7 @@ def of_keys(
                 p = block.exp(s - block.get(lse_shared, 4).T.finite())
                 block.put(p_shared, p)
                 block.step("load_do")
-                do_i = block.load(dout.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
+                do_i = block.load(dout.head(g), i, rows, stages=c.stages, panel=PANEL, clear=ragged)
                 block.put(d_shared, block.fetch(delta.head(g), i, rows))
                 d_i = block.get(d_shared, 4).T
                 block.step("dv")
@@ -213,19 +213,19 @@ def of_queries(
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=stages, panel=PANEL)
         block.step("load_q")
         tell(block, c, problem)
-        q_i = block.load(q, i, tile.rows, panel=PANEL, whole=True)
+        q_i = block.load(q, i, tile.rows, panel=PANEL)
         lse_i = block.fetch(lse, i, tile.rows).finite()
         block.step("load_do")
-        do_i = block.load(dout, i, tile.rows, panel=PANEL, whole=True)
+        do_i = block.load(dout, i, tile.rows, panel=PANEL)
         d_i = block.fetch(delta, i, tile.rows)
         dq_i = block.full(tile.rows, q.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
-            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
+            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL, clear=ragged)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             block.step("load_v")
-            v_j = block.load(v, j, tile.cols, stages=slots, panel=PANEL, whole=True, clear=ragged)
+            v_j = block.load(v, j, tile.cols, stages=slots, panel=PANEL, clear=ragged)
             block.step("dp")
             dp = block.matmul(do_i, v_j.T, split=("rows", "none"))
             block.step("mask")

@@ -1,4 +1,4 @@
-"""Seeded bugs in parts of a group's heads (flash3_backward), and in ragged batches of wide heads (flash3_backward_wide)."""
+"""Seeded bugs in parts of a group's heads, in ragged batches of wide heads, and in products between whole panels (on Hopper)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS, PARTS_APART = "a group's heads, few keys, causal, batch 2", "a group's he
 KERNELS = [
     *(
         replace(each, algorithm="flash3_backward", file=HOPPER if each.file == KERNEL else each.file,
-                sms=7 if each.case == PARTS else 132)
+                sms=12 if each.case == PARTS else 132)
         for each in (
             KernelMutant(
                 mechanism="the last part left out", file=HOPPER_TILES, old="int part = 1; part < PARTS;",
@@ -174,6 +174,36 @@ KERNELS = [
             KernelMutant(
                 mechanism="empty places of row tiles not left", step="load_q", old="if (work.end == 0) return;", new="",
                 check="misuse",
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash3_backward", file=HOPPER_TILES, head_dim=96)
+        for each in (
+            KernelMutant(
+                mechanism="the last columns left out of S and dP", old="d < HEAD_DIM; d += 16) wgmma_ss",
+                new="d < HEAD_DIM - 16; d += 16) wgmma_ss", check="rule",
+            ),
+            KernelMutant(
+                mechanism="S and dP over whole panels", old="d < HEAD_DIM; d += 16) wgmma_ss",
+                new="d < COLUMNS; d += 16) wgmma_ss", check="bytes",
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash3_backward_wide", file=WIDE_TILES, head_dim=160)
+        for each in (
+            KernelMutant(
+                mechanism="the last columns left out of S and dP for wide heads", old="d < HEAD_DIM; d += 16) if (d < HELD)",
+                new="d < HEAD_DIM - 16; d += 16) if (d < HELD)", check="rule",
+            ),
+            KernelMutant(
+                mechanism="the last columns left out of S and dP for dQ", old="d < HEAD_DIM; d += 16) wgmma_ss",
+                new="d < HEAD_DIM - 16; d += 16) wgmma_ss", check="rule",
+            ),
+            KernelMutant(
+                mechanism="S and dP for dQ over whole panels", old="d < HEAD_DIM; d += 16) wgmma_ss",
+                new="d < COLUMNS; d += 16) wgmma_ss", check="bytes",
             ),
         )
     ),
