@@ -122,8 +122,11 @@ def test_an_algorithm_has_its_rooms(name: str):
     operation = type(row.operation).__module__.replace(".", "/")
     rooms = {f"simulator/programs/{program}.py", f"{operation}.py"}
     folder, ending = ("flashlab/triton", "py") if row.language == "triton" else ("kernels_cu", "cu")
-    own = {name} if row.kernels and not row.operation.in_pages else set[str]()  # in pages it is the plain one's
-    sources = own | {kernel.source for kernel in row.kernels}
+    theirs = {kernel.source for kernel in row.kernels}
+    shared = row.operation.in_pages or theirs <= {
+        row.follows
+    }  # the plain one's, or the rung's below, compiled in another way
+    sources = theirs if shared else theirs | {name}
     rooms |= {f"{folder}/{source}.{ending}" for source in sources}
     rooms |= {f"simulator/time/schedules/{name}.py"} if row.schedule else set()
     assert {room for room in rooms if not (ROOT / room).is_file()} == set()

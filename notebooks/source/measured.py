@@ -87,7 +87,7 @@ def _rates(rows: Any) -> dict[str, Any]:
 
 def of(kind: str, algorithm: str, condition: str | None = None) -> Any:
     """The newest result of this kind about this algorithm."""
-    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, condition=condition)
+    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device="h200", condition=condition)
     assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
     return found.content
 

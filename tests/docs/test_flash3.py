@@ -61,8 +61,8 @@ def test_a_block_follows_the_data(monkeypatch: pytest.MonkeyPatch):
     """A figure that changes in a file changes the page and the picture."""
     real = climb.result
 
-    def slower(kind: str, algorithm: str | None, condition: str | None = None) -> results.Result:
-        of = real(kind, algorithm, condition)
+    def slower(kind: str, algorithm: str | None, condition: str | None = None, **device: str) -> results.Result:
+        of = real(kind, algorithm, condition, **device)
         if kind != "ladder":
             return of
         rows: list[Mapping[str, Any]] = [
