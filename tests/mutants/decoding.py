@@ -11,6 +11,7 @@ KERNEL = "kernels_cu/flash_decoding.cu"
 MASK, MEMORY, TREE, PAGES, CACHE, DIVISOR = (
     f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages", "cache", "divisor")
 )
+LOADER = "kernels_cu/include/page_loader.cuh"
 _QUANTIZED: dict[str, Any] = {"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 300, "head_dim": 32}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -121,8 +122,8 @@ KERNELS = [
            file=TREE),
     mutant("a unit left out", "if (unit.run >= runs) unit.run -= runs, ++unit.kv_head;",
            "if (unit.run > runs) unit.run -= runs, ++unit.kv_head;", "misuse", "units", file=TREE),
-    paged("the rest of a page read", "r < rows ? min(", "r < ROWS ? min(", "bytes", file=PAGES),
-    paged("each lane's own row for all chunks", "shuffle(own, r)", "own", "rule", file=PAGES),
+    paged("the rest of a page read", "r < rows ? min(", "r < ROWS ? min(", "bytes", file=LOADER),
+    paged("each lane's own row for all chunks", "shuffle(own, r)", "own", "rule", file=LOADER),
     paged("rows by the pages of the tile behind", "const int page = pages[0]", "const int page = pages[1]", "rule"),
     paged("places in pages of another size", "key % page_size", "key % 8", "rule"),
     paged("a divisor's factor one too small", "/ by + 1)", "/ by)", "rule", file=DIVISOR),
