@@ -64,8 +64,8 @@ def test_where_rows_are_whole_the_counters_show_the_bytes() -> None:
             run = shape_run(launch["algorithm"], problem, device="h200", tile=launch["tile"], lse=launch["lse"])
             mine = next(x for x in run.launches if x.name == launch["launch"])
             read = next(row for row in launch["rows"] if row["what"] == "hbm.read")
-            if read["formula"] != mine.bytes("hbm.read"):
-                continue  # the algorithm has taken another way since, as parts of a group
+            if read["measured"] is None or read["formula"] != mine.bytes("hbm.read"):
+                continue  # blocks wait there; or the algorithm has taken another way since, as parts of a group
             assert sectors.shown(run, mine) == read["measured"], launch["case"]
             compared += 1
     assert compared > 100
