@@ -10,15 +10,16 @@ The LSE's derivative by a score is P. So where the loss depends on the LSE, its 
 The rule for its errors is per row, against float64 with the same output and LSE as the kernel's. u is that of the
 forward's rule:
 
-    |e(dV_j)| <= 1.2 u * sqrt(|dV_j|^2 + sum_i P_ij^2 |dO_i|^2)                 + d * sum_i P_ij |dO_i|
-    |e(dK_j)| <= 1.2 u * sqrt(|dK_j|^2 + scale^2 sum_i dS_ij^2 |q_i|^2)         + d * scale * sum_i G_ij |q_i|
-    |e(dsink)| <= sum_i d_i P_i (|D_i| + |dLSE_i|), where d_i = 2e-6 * max(1, |sink|, |LSE_i|)
-    |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + d * scale * sum_j G_ij |k_j|
+    |e(dV_j)| <= 1.2 u * sqrt(|dV_j|^2 + sum_i P_ij^2 |dO_i|^2)                 + (e^d - 1) * sum_i P_ij |dO_i|
+    |e(dK_j)| <= 1.2 u * sqrt(|dK_j|^2 + scale^2 sum_i dS_ij^2 |q_i|^2)         + (e^d - 1) * scale * sum_i G_ij |q_i|
+    |e(dsink)| <= sum_i (e^d_i - 1) P_i (|D_i| + |dLSE_i|), where d_i = 2e-6 * max(1, |sink|, |LSE_i|)
+    |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + (e^d - 1) * scale * sum_j G_ij |k_j|
 
 Here G_ij = P_ij (|dP_ij| + |D_i| + |dLSE_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
 cancel, their errors stay. With dropout, dV's line has P_ij Z_ij for P_ij. With a soft cap, d has the sizes of the forward's rule,
 and G also the error of 1 - tanh^2. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|)
-is how far float32 scores and the natural LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU:
+is how far float32 scores and the natural LSE may be off, as in the forward's rule. P = exp(S - LSE) is off by a factor of
+e^d then: that is 1 + d, unless logits reach 1e5. The factor 1.2 was calibrated on the CPU:
 correct kernels reach 1.10 (dQ in float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). Each rounded P and
 dS, and each element of a gradient, may also lose half a subnormal step. P below 2^-126 may vanish, as the GPU's exponential
 flushes it.
@@ -137,7 +138,7 @@ class Backward(Operation):
             bent = 2 * SCORE[p.dtype] * tanh * (tanh + t.slope * sizes / p.soft_cap)
             sizes = t.slope * sizes + p.soft_cap * tanh
         top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
-        d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
+        d = _factor(SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
         products = t.z * (np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2))
         whole = products + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True) + np.abs(t.dlse)
         off = d * t.weights + FLUSHED
@@ -165,7 +166,8 @@ class Backward(Operation):
         if p.sinks:
             sizes_of = (np.abs(t.dout) * np.abs(t.out)).sum(-1) + np.abs(t.dlse[..., 0])
             logits = np.maximum(np.abs(t.sinks), np.abs(np.where(np.isneginf(t.lse), 0.0, t.lse)))
-            terms = SCORE[p.dtype] * np.maximum(1.0, np.where(t.sunk > 0, logits, 0.0)) * (t.sunk + FLUSHED)
+            off_of = _factor(SCORE[p.dtype] * np.maximum(1.0, np.where(t.sunk > 0, logits, 0.0)))
+            terms = off_of * (t.sunk + FLUSHED)
             of_sinks = {"dsinks": of_sequences(p, terms * sizes_of.reshape(queries))}
         return of_sinks | {
             "dq": bound(
@@ -178,6 +180,11 @@ class Backward(Operation):
     def flops(self, problem: Problem) -> int:
         """2.5 times the forward's: it has five products of that size instead of two."""
         return ATTENTION.flops(problem) * 5 // 2
+
+
+def _factor(d: Array) -> Array:
+    """How far exp(x) is off where x is off by d, relative to it. Beyond e^100 no bound says anything."""
+    return np.expm1(np.minimum(d, 100.0))
 
 
 def of_sequences(problem: Problem, x: Array) -> Array:

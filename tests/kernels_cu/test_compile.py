@@ -290,7 +290,7 @@ def test_every_tile_of_hoppers_kernels(name: str, causal: bool, head_dim: int, l
     dtype = CATALOGUE[name].dtypes[-1]
     problem = Problem(batch=1, heads=8, len_q=length, head_dim=head_dim, dtype=dtype, causal=causal)
     config = CATALOGUE[name].program.configure(problem, Device.named("h200"))
-    assert complaints(compile_kernel(name, defines(config, dtype, head_dim), arch="sm_90a")) == []
+    assert complaints(compile_kernel(source_of(name), defines(config, dtype, head_dim), arch="sm_90a")) == []
 
 
 @pytest.mark.parametrize(
