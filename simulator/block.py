@@ -129,15 +129,18 @@ class Block:
         self._count(tensor.name, hbm_read=warps * read)
         return self.registers(rows, min(cols, tensor.cols - j * cols), data)
 
-    def look_up(self, tensor: HbmTensor, j: int, rows: int, shares: int | None = None) -> None:
+    def look_up(
+        self, tensor: HbmTensor, j: int, rows: int, shares: int | None = None, *, box: int | None = None
+    ) -> None:
         """HBM to registers: the pages in which rows of tile j lie, if they lie in pages. The warps that read split the rows.
 
         Each reads an entry of the block table for each page that its rows touch. `shares` says into how many parts the rows are
-        split, if not into one for each that reads.
+        split, if not into one for each that reads. Of rows that come in boxes of `box` rows, one warp reads an entry for each.
         """
         if tensor.table is None:
             return
         size, share = self._m.problem.page_size or 1, -(-padded(rows) // (shares or self.readers))
+        share = box or share
         end, entries = min((j + 1) * rows, tensor.rows), 0
         for first in range(j * rows, end, share):
             page, last = first // size, (min(first + share, end) - 1) // size
@@ -490,8 +493,11 @@ class Block:
     def _note_boxes(self, tensor: HbmTensor, i: Rows, rows: int, columns: range) -> None:
         """Note the boxes of the tile of each block in lockstep: one for each panel of columns."""
         tiles = [int(i)] if isinstance(i, int | np.integer) else i.tolist()
-        for tile, column in product(tiles, columns):
-            box = Box(tensor.name, tile * rows, column, rows, columns.step)
+        page = self._m.problem.page_size if tensor.table is not None else None
+        size = min(page or rows, rows)  # of a box: it lies in one page
+        for tile, part, column in product(tiles, range(0, rows, size), columns):
+            row = tile * rows + part
+            box = Box(tensor.name, row % page if page else row, column, size, columns.step)
             self._m.book.box(box, self.lockstep // len(tiles))
 
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:

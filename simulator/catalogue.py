@@ -109,11 +109,11 @@ class Kernel:
     """A launch on the GPU: the source file, its entry point, and the names of the arrays that it takes, in order.
 
     An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
-    passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
-    is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
-    tiles. It is launched if `when(problem)`; with `parts`, only where a configuration takes heads in parts, or only where it
-    doesn't. If it `waits`, its blocks read again and again how far others are. `language` is
-    "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of `flashlab/triton`).
+    passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, "head_dim", or "page", which
+    is what of a page fits in a tile (where nothing does, the array itself is passed). `arch` is the architecture to compile
+    for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than tiles. It is launched if `when(problem)`; with
+    `parts`, only where a configuration takes heads in parts, or only where it doesn't. If it `waits`, its blocks read again and
+    again how far others are. `language` is "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of `flashlab/triton`).
     """
 
     source: str
@@ -357,7 +357,7 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash3_paged", flash3_paged, flash3_paged_formula.flash3_paged, None,
-            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, *_REQUESTS, "drawn"), (("q", "rows"),), "sm_90a",
+            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, *_REQUESTS, "drawn"), (("q", "rows"), ("k", "page"), ("v", "page")), "sm_90a",
                     persistent=True),),
             replace(_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "lengths"), tile=flash3_paged_program.accepts,
                     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(64, 128)), instead="paged"),

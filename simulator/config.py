@@ -58,6 +58,11 @@ class Config:
         Tile.parse(self.tile)  # 64.0 rows would fail somewhere inside
 
     @property
+    def page_box(self) -> int:
+        """How many rows of a page TMA brings in one box. 0: rows are copied one by one, or there are no pages."""
+        return dict(self.constants).get("PAGE_BOX", 0)
+
+    @property
     def parts(self) -> int:
         """In how many parts a backward pass takes the query heads of a group: a block has one key tile and one part."""
         return dict(self.constants).get("PARTS", 1)

@@ -25,6 +25,7 @@ __all__ = [
     "At",
     "blocks_of",
     "box_rows",
+    "boxed_shape",
     "defaults",
     "own_source",
     "passed",
@@ -86,9 +87,17 @@ def blocks_of(kernel: catalogue.Kernel, counts: Counts, launch: LaunchCounts) ->
 
 def box_rows(kernel: catalogue.Kernel, counts: Counts) -> dict[str, int]:
     """The arrays that a kernel gets TMA's descriptors of, and how many rows their boxes have."""
-    p, tile = counts.problem, counts.tile
+    p, tile, config = counts.problem, counts.tile, counts.config
     sides = {"rows": tile.rows, "cols": tile.cols, "head_dim": round_up(p.head_dim, tma.ROW_BYTES // p.itemsize)}
-    return {name: sides[side] for name, side in kernel.boxes}
+    sides["page"] = config.page_box if config else 0
+    return {name: sides[side] for name, side in kernel.boxes if sides[side]}
+
+
+def boxed_shape(spec: Spec, problem: Problem) -> tuple[int, int, int, int]:
+    """(batch, heads, rows, columns) of an array that is loaded in boxes. Of K and V in pages, each page is a batch of its own."""
+    if problem.page_size is not None and spec.name in ("k", "v"):
+        return spec.rows // problem.page_size, spec.heads, problem.page_size, spec.cols
+    return problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
 
 
 def passed(kernel: catalogue.Kernel, counts: Counts) -> tuple[str | None, ...]:

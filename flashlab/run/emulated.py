@@ -323,7 +323,7 @@ def _fill(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> None:
 
 def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:
     """The descriptor of an input that is copied in boxes of so many rows and 128 bytes, as `flashlab.run.tma` has them."""
-    extents = (spec.cols, spec.rows, spec.heads // problem.batch, problem.batch)
+    extents = abi.boxed_shape(spec, problem)[::-1]
     if 0 in extents:
         return UNUSED
     strides = arena.buffers[spec.name].strides

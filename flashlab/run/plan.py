@@ -328,8 +328,8 @@ class Plan:
 
     def _box(self, name: str, rows: int, at: At) -> Any:
         """The TMA descriptor of a tensor."""
-        spec, (pointer, strides), batch = self.counts.tensors[name], at, self.counts.problem.batch
-        shape = batch, spec.heads // batch, spec.rows, spec.cols
+        spec, (pointer, strides) = self.counts.tensors[name], at
+        shape = abi.boxed_shape(spec, self.counts.problem)
         return tma.descriptor(pointer, shape, strides, spec.dtype, rows)
 
 

@@ -1,4 +1,4 @@
-// Requests whose K and V lie in pages, on Hopper: which block has which of their row tiles, and how a warpgroup copies their keys
+// Requests whose K and V lie in pages, on Hopper: which block has which of their row tiles, and how a warpgroup brings their keys
 // into tiles that the tensor cores read. All requests have as many queries; only the device knows how many keys.
 #pragma once
 
@@ -6,7 +6,11 @@
 #include "flash3.cuh"
 #include "page_loader.cuh"
 
-constexpr int PRODUCERS = 4;  // warps that copy: two K, two V
+#ifndef PAGE_BOX
+#define PAGE_BOX 0  // rows of a page that TMA brings in one box; 0: warps copy row by row
+#endif
+
+constexpr int PRODUCERS = PAGE_BOX ? 2 : 4;  // warps that load: half of them K, half of them V
 constexpr bool ONE_TILE = !DYNAMIC;  // wide heads leave a block no registers for more than one row tile
 
 // What a warp takes next: a row tile of a request, or none if the request is below 0. Rows are numbered as in a ragged batch.
@@ -99,8 +103,8 @@ struct RequestAgenda {
   }
 };
 
-// Registers of a thread: those that copy need more than one that asks TMA. Wide heads leave them fewer.
-constexpr int COPIER_REGISTERS = ONE_TILE ? 56 : 72, CONSUMER_REGISTERS = (3 * 168 - COPIER_REGISTERS) / 2;
+// Registers of a thread: those that copy need more than those that ask TMA. Wide heads leave them fewer.
+constexpr int COPIER_REGISTERS = PAGE_BOX || ONE_TILE ? 56 : 72, CONSUMER_REGISTERS = (3 * 168 - COPIER_REGISTERS) / 2;
 
 DEVICE void become_copier() {
   static_assert(CONSUMERS <= 2, "with more consumers none has room for its accumulators");
@@ -109,6 +113,51 @@ DEVICE void become_copier() {
 DEVICE void become_consumer_of_copies() {
   if constexpr (CONSUMERS == 2) claim_registers<CONSUMER_REGISTERS>();
 }
+
+#if PAGE_BOX
+
+using Pool = TensorMap;  // of K or of V: each page is a batch of its own
+
+// What a warp asks TMA for: the keys of a request, from its pages, tile by tile. A lane asks for each box.
+struct Copies {
+  static constexpr int BOXES = BC / PAGE_BOX;
+  static_assert(BC % PAGE_BOX == 0 && BOXES <= 32, "a lane for each box");
+  struct Pages { int page, row; };  // where this lane's box begins
+
+  const Shape& shape;
+  const Divisor& page_size;
+  int request, keys;
+
+  // The pages of tile j. Tile -1 has none. Boxes behind the last key are of its page again, so that each tile comes whole.
+  DEVICE Pages look_up(const int* block_table, int j) const {
+    const int* line = block_table + static_cast<long long>(request) * shape.table_pages;
+    const int key = min(j * BC + lane_id() * PAGE_BOX, keys - 1);
+    Pages pages = {};
+    lanes_meet();
+    if (lane_id() >= BOXES || j < 0) return pages;
+    pages.page = load_global<int>(line + key / page_size);
+    if (BOXES == 1) pages.row = key % page_size;  // of a page that is larger than a tile, one part
+    return pages;
+  }
+
+  // Asks for tile j. `full` is told when its bytes have come: also those behind the last key, which nobody owns.
+  template <class TileT>
+  DEVICE void load(TileT tile, const TensorMap& pool, int head, int, const Pages& pages, unsigned full) const {
+    if (lane_id() == 0) mbarrier_arrive_expect(full, TileT::BYTES);
+    warp_barrier();
+    if (lane_id() >= BOXES) return;
+    const int first = lane_id() * PAGE_BOX;
+#pragma unroll
+    for (int i = 0; i < TileT::PANELS; ++i)
+      tma_load(tile.panel(i) + first * 128, pool, pages.page, head, pages.row, i * TileT::PANEL_COLUMNS, full, EVICT_LAST);
+  }
+
+  DEVICE void finish() const {}
+};
+
+#else
+
+using Pool = Tensor;
 
 // A warp's share of a tile of panels, as PageLoader wants it.
 template <class TileT, int ROWS_>
@@ -180,3 +229,5 @@ struct Copies {
     release(under_way);
   }
 };
+
+#endif

@@ -18,8 +18,8 @@ from simulator.programs.flash3_paged import TOLD, listeners, shares, sram_bytes
 
 
 def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """Per request: what flash2 moves of K and V, rows and no boxes; boxes of Q; and for K and for V 4 bytes of the block table for
-    each page that a share of a tile's keys touches.
+    """Per request: of K and V what flash3 moves, where pages come in boxes, else what flash2 moves; boxes of Q; and for K and for V 4
+    bytes of the block table for each box, or for each page that a share of a tile's keys touches.
 
     It writes the LSE whether that was asked for or not.
     """
@@ -40,7 +40,11 @@ def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, ls
     book.add("load_q", "q", hbm_read=tile.rows * boxes, sram_write=br * boxes)
     book.add("scores", "q", sram_read=pairs * br * d * es)
     for name, load, use, width in (("k", "load_k", "scores", d), ("v", "load_v", "output", dv)):
-        book.add(load, name, hbm_read=heads * visited.keys * t[name].row_bytes, sram_write=pairs * bc * width * es)
+        if config.page_box:
+            box = round_up(t[name].cols, PANEL) * es
+            book.add(load, name, hbm_read=pairs * tile.cols * box, sram_write=pairs * bc * box)
+        else:
+            book.add(load, name, hbm_read=heads * visited.keys * t[name].row_bytes, sram_write=pairs * bc * width * es)
         book.add(use, name, sram_read=pairs * config.readers * bc * width * es)
         book.distinct(name, "read", p.batch * p.kv_heads * visited.distinct_keys * t[name].row_bytes)
     book.add("store_o", "out", hbm_write=t["out"].nbytes)
@@ -48,7 +52,10 @@ def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, ls
     book.distinct("q", "read", t["q"].nbytes)
     book.distinct("out", "write", t["out"].nbytes)
     book.distinct("lse", "write", t["lse"].nbytes)
-    _count_look_ups(book, p, tile)
+    if config.page_box:
+        outside = visited.pairs * tile.cols - visited.keys  # rows of V behind the last key
+        book.add("load_v", "v", sram_write=heads * outside * round_up(p.head_dim_v, PANEL) * es)
+    _count_look_ups(book, p, tile, config.page_box)
 
     count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=4 * config.consumers)
     square, column = tile.rows * tile.cols, tile.rows
@@ -61,8 +68,8 @@ def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, ls
     )
 
 
-def _count_look_ups(book: Book, p: Problem, tile: Tile) -> None:
-    """What the warps that copy read of the block table: for K, and again for V, those of each share of each tile."""
+def _count_look_ups(book: Book, p: Problem, tile: Tile, box: int) -> None:
+    """What is read of the block table: for K, and again for V, the page of each box, or those of each share of each tile."""
     size, cols, n = p.page_size or 1, tile.cols, p.len_kv
     rows = np.arange(0, p.len_q, tile.rows, dtype=np.int64)
     first = np.zeros_like(rows) if p.left is None else np.maximum(0, rows + p.offset - p.left)
@@ -72,7 +79,10 @@ def _count_look_ups(book: Book, p: Problem, tile: Tile) -> None:
     if not len(first):
         return
     begins, ends = first // cols * cols, np.minimum((last // cols + 1) * cols, n)
-    looked = entries(ends, size, cols, shares(tile)) - entries(begins, size, cols, shares(tile))
+    if box:
+        looked = -(-ends // box) - begins // box
+    else:
+        looked = entries(ends, size, cols, shares(tile)) - entries(begins, size, cols, shares(tile))
     for step in ("load_k", "load_v"):
         book.add(step, "block_table", hbm_read=4 * p.batch * p.heads * int(looked.sum()))
     pages = (int(ends.max()) - 1) // size - int(begins.min()) // size + 1

@@ -2,7 +2,7 @@
 
 `paged` has a few rows per tile, because decoding reads much and computes little. A prefill, or some hundred tokens that are
 appended to a long context, computes as much as attention in training does. So the tiles and the warpgroups that multiply are those
-of `flash3`. Keys come from their pages row by row, copied by four warps.
+of `flash3`. Of pages whose keys fill a tile, or a tile them, TMA brings boxes. From others four warps copy keys row by row.
 """
 
 from __future__ import annotations
@@ -27,8 +27,26 @@ ROWS = 128
 """Queries of a row tile: 64 for each of two warpgroups."""
 COPIERS = 4
 """Warps that copy: two K, and two V."""
+ASKERS = 2
+"""Warps that ask TMA for boxes: one for K, and one for V."""
 TOLD = 16
 """Bytes that tell the warps of a block which row tile is next: request, head, first row, number of keys."""
+
+
+SWIZZLED = 8
+"""Rows after which the swizzle of a tile begins anew: a box has a multiple of them."""
+
+
+def box_rows(problem: Problem, tile: Tile) -> int:
+    """How many rows of a page TMA brings in one box: all of it, or as many as a tile has. 0 where neither divides the other.
+
+    >>> p = Problem(batch=1, heads=1, len_q=512, len_kv=512, head_dim=128, dtype="float16")
+    >>> [box_rows(p.replace(page_size=n), Tile(128, 128)) for n in (1, 16, 64, 100, 256)]
+    [0, 16, 64, 0, 128]
+    """
+    size = problem.page_size or 1
+    rows = min(size, tile.cols)
+    return rows if max(size, tile.cols) % rows == 0 and rows % SWIZZLED == 0 else 0
 
 
 def accepts(tile: Tile, problem: Problem) -> str | None:
@@ -83,8 +101,8 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 
 
 def listeners(config: Config) -> int:
-    """The warps that are told which row tile is next: those that multiply, and all but one that copy."""
-    return 4 * config.consumers + COPIERS - 1
+    """The warps that are told which row tile is next: those that multiply, and all but one that load."""
+    return 4 * config.consumers + (ASKERS if config.page_box else COPIERS) - 1
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
@@ -98,7 +116,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     return replace(
         rung,
         heads_together=together,
-        constants=features(problem),
+        constants=(*([("PAGE_BOX", box)] if (box := box_rows(problem, rung.tile)) else []), *features(problem)),
         persistent=drawn,
         dynamic=drawn,
         told=True,
@@ -115,13 +133,16 @@ def flash3_paged(
     q, out (batch, heads, len_q, d); k, v (pages, kv_heads, page_size, d); block_table (batch, pages of a request) int32; seq_lens
     (batch) int32; lse (batch, heads, len_q) float32, natural logarithm. A block takes a row tile of Br queries of a head, those of
     long requests first. Two warps look the pages of K_j up and copy its rows, and two those of V_j, each warp its own share. Rows
-    behind the last key become zeros.
+    behind the last key become zeros. Or a warp looks up the page of each box of K_j, and another one of V_j, and TMA brings them.
+    Boxes behind the last key's are of its page again, and rows of V_j behind that key are cleared.
     """
     c, out, lse = m.config, m.output("out"), m.output("lse")
     k, v = m.paged(k, block_table), m.paged(v, block_table)
     drawn = m.workspace("drawn", 1, "int32", rows=1, vector=True, shared=True, zeros=True) if c.dynamic else None
     visible = partial(backwards, problem, tile)
-    rows = problem.row_tiles(tile)
+    rows, box = problem.row_tiles(tile), c.page_box
+    look = dict(box=box) if box else dict(shares=shares(tile))
+    boxes = dict(panel=PANEL) if box else {}
     for block in m.launch("flash3_paged", rows=rows, warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
@@ -137,8 +158,8 @@ def flash3_paged(
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
-            block.look_up(k, j, tile.cols, shares(tile))
-            k_j = block.load(k, j, tile.cols, stages=c.stages)
+            block.look_up(k, j, tile.cols, **look)
+            k_j = block.load(k, j, tile.cols, stages=c.stages, **boxes)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             s = soft_cap(block, s, problem)
@@ -153,8 +174,8 @@ def flash3_paged(
             acc = acc * alpha
             m_i = m_new
             block.step("load_v")
-            block.look_up(v, j, tile.cols, shares(tile))
-            v_j = block.load(v, j, tile.cols, stages=c.stages)
+            block.look_up(v, j, tile.cols, **look)
+            v_j = block.load(v, j, tile.cols, stages=c.stages, clear=box > 0, **boxes)
             block.step("output")
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
@@ -171,8 +192,8 @@ ABOUT = {
     "flash3_paged": FLASH3
     | {
         "load_q": "A warp finds the row tile's request among 32, the longest first, and tells the others. TMA brings the queries.",
-        "load_k": "Walk on, from the last key tile to the first. Two warps look the pages of its keys up, and copy the rows.",
-        "load_v": "Two other warps do the same for the values of these keys.",
+        "load_k": "Walk on, from the last key tile to the first. Warps look the pages of its keys up. TMA brings boxes, or they copy.",
+        "load_v": "Other warps do the same for the values of these keys.",
     }
 }
 """What each step is for, in a sentence or two: the player's words."""
