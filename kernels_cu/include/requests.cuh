@@ -114,6 +114,11 @@ DEVICE void become_consumer_of_copies() {
   if constexpr (CONSUMERS == 2) claim_registers<CONSUMER_REGISTERS>();
 }
 
+// Where a request's pages stand in the block table.
+DEVICE const int* line_of(const int* block_table, const Shape& shape, int request) {
+  return block_table + static_cast<long long>(request) * shape.table_pages;
+}
+
 #if PAGE_BOX
 
 using Pool = TensorMap;  // of K or of V: each page is a batch of its own
@@ -130,7 +135,7 @@ struct Copies {
 
   // The pages of tile j. Tile -1 has none. Boxes behind the last key are of its page again, so that each tile comes whole.
   DEVICE Pages look_up(const int* block_table, int j) const {
-    const int* line = block_table + static_cast<long long>(request) * shape.table_pages;
+    const int* line = line_of(block_table, shape, request);
     const int key = min(j * BC + lane_id() * PAGE_BOX, keys - 1);
     Pages pages = {};
     lanes_meet();
@@ -187,7 +192,7 @@ struct Copies {
 
   // The pages of tile j. Tile -1 has none.
   DEVICE Pages look_up(const int* block_table, int j) const {
-    const int* line = block_table + static_cast<long long>(request) * shape.table_pages;
+    const int* line = line_of(block_table, shape, request);
     Pages pages = {};
 #pragma unroll
     for (int i = 0; i < SHARES / 2; ++i) {

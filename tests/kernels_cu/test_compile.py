@@ -294,6 +294,26 @@ def test_every_tile_of_hoppers_kernels(name: str, causal: bool, head_dim: int, l
 
 
 @pytest.mark.parametrize(
+    "case",
+    one_of_each(
+        list(itertools.product((1, 16, 128, 256), (64, 128, 192, 256), (None, 20.0))),
+        lambda case: case[0] == 1,
+        lambda case: "-".join(map(str, case)),
+    ),
+)
+def test_pages_of_any_size_spill_nothing(case: tuple[int, int, float | None]) -> None:
+    """TMA's boxes of 16 and 128 keys, or of part of a page, and copies."""
+    size, head_dim, soft_cap = case
+    problem = Problem(
+        batch=4, heads=8, len_q=512, len_kv=4096, head_dim=head_dim, dtype="bfloat16", page_size=size, soft_cap=soft_cap
+    )
+    config = CATALOGUE["flash3_paged"].program.configure(problem, Device.named("h200"))
+    assert (config.page_box > 0) == (size % 16 == 0 and max(size, config.tile.cols) % min(size, config.tile.cols) == 0)
+    compiled = compile_kernel("flash3_paged", defines(config, "bfloat16", head_dim), arch="sm_90a")
+    assert complaints(compiled) == []
+
+
+@pytest.mark.parametrize(
     "name", [name for name, row in WITH_KERNELS.items() if row.support.least <= (7, 5) and not row.arch]
 )
 def test_ptx_for_the_oldest_architecture(name: str) -> None:

@@ -11,15 +11,20 @@ from tests.mutants.backward import KernelMutant
 KERNEL, REQUESTS = "kernels_cu/flash3_paged.cu", "kernels_cu/include/requests.cuh"
 
 CASES: dict[str, dict[str, Any]] = {
-    "append": {"heads": 2, "kv_heads": 1, "lengths": [(70, 200), (70, 90)], "page_size": 16, "causal": True},
+    "append": {"heads": 2, "kv_heads": 1, "lengths": [(70, 200), (70, 90)], "page_size": 20, "causal": True},
+    "boxes": {"heads": 4, "kv_heads": 2, "lengths": [(70, 200), (70, 90)], "page_size": 16, "causal": True},
+    "large pages": {"heads": 1, "lengths": [(70, 400)], "page_size": 128},
+    "steep boxes": {"heads": 1, "lengths": [(40, 300)], "page_size": 16, "scale": 1.5},
+    "wide boxes": {"heads": 1, "lengths": [(40, 150)], "page_size": 32, "head_dim": 96},
     "odd pages": {"heads": 2, "kv_heads": 2, "lengths": [(40, 170), (40, 75)], "page_size": 7, "pages": 60},
-    "steep": {"heads": 1, "lengths": [(40, 300)], "page_size": 16, "scale": 1.5},
-    "window": {"heads": 1, "lengths": [(70, 290)], "page_size": 16, "window": (80, 0)},
+    "steep": {"heads": 1, "lengths": [(40, 300)], "page_size": 20, "scale": 1.5},
+    "window": {"heads": 1, "lengths": [(70, 290)], "page_size": 20, "window": (80, 0)},
     "hidden rows": {"heads": 1, "lengths": [(70, 5), (70, 0)], "page_size": 16, "causal": True},
     "many requests": {"heads": 1, "lengths": [(2, 3 + 5 * (n % 7)) for n in range(35)], "page_size": 4},
     "many tiles": {"heads": 4, "kv_heads": 4, "lengths": [(600, 64)] * 4, "page_size": 64, "head_dim": 16},
 }
-"""Of "many tiles" some blocks have two. Tiles have 64 rows and 64 keys."""
+"""Of "many tiles" some blocks have two. Tiles have 64 rows and 64 keys: pages of 20 or 7 are copied, those of 16 or 128 come in
+boxes."""
 
 
 def problem(case: str) -> fl.Problem:
@@ -41,7 +46,8 @@ def requests(mechanism: str, old: str, new: str, check: str, case: str = "append
 
 KERNELS = [
     # where keys lie
-    requests("pages in the order of the pool", "load_global<int>(line + key / page_size)", "key / page_size", "rule"),
+    requests("pages in the order of the pool", "pages.of[i] = load_global<int>(line + key / page_size)",
+             "pages.of[i] = key / page_size", "rule"),
     requests("places in pages of another size", "(key + lane_id()) % page_size", "(key + lane_id()) % 8", "rule", "odd pages"),
     requests("the block table's line of the first request", "static_cast<long long>(request) * shape.table_pages", "0", "rule"),
     requests("entries beyond the length", "key >= 0 && key < keys", "key >= 0", "bytes"),
@@ -53,6 +59,28 @@ KERNELS = [
     mutant("values of the page ahead", "v, kv, j, here,", "v, kv, j, next,", "rule", step="load_v"),
     mutant("keys in the place of values", "v, kv, j, here,", "k, kv, j, here,", "rule", step="load_v"),
     mutant("all heads the keys of the first", "k, kv, j, here,", "k, 0, j, here,", "rule", "odd pages", step="load_k"),
+    # where boxes lie
+    requests("boxes in the order of the pool", "pages.page = load_global<int>(line + key / page_size)", "pages.page = key / page_size",
+             "rule", "boxes"),
+    requests("the entries behind the last key's", "min(j * BC + lane_id() * PAGE_BOX, keys - 1)", "j * BC + lane_id() * PAGE_BOX",
+             "bytes", "boxes"),
+    requests("a box's page that of the next", "j * BC + lane_id() * PAGE_BOX, keys", "j * BC + (lane_id() + 1) * PAGE_BOX, keys", "rule",
+             "boxes"),
+    requests("the first part of each large page", "if (BOXES == 1) pages.row = key % page_size;", "", "rule", "large pages"),
+    requests("all boxes in the place of the first", "tile.panel(i) + first * 128", "tile.panel(i)", "misuse", "boxes"),
+    requests("all panels from the first column", "pages.row, i * TileT::PANEL_COLUMNS", "pages.row, 0", "rule", "wide boxes"),
+    requests("boxes of the first head", "pages.page, head, pages.row", "pages.page, 0, pages.row", "rule", "boxes"),
+    requests("a tile told when it is asked for", "mbarrier_arrive_expect(full, TileT::BYTES)", "mbarrier_arrive(full)", "misuse",
+             "boxes"),
+    mutant("values behind the last key as they are", "clear_rows<CONSUMERS>(sram.v(v_ring.slot), own.len_kv - last_key, CLEARED);", "",
+           "rule", "boxes", step="load_v"),
+    mutant("values cleared before they have come",
+           "last_key + BC > own.len_kv) { … mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);", "", "misuse", "boxes",
+           step="load_v"),
+    mutant("the last key's values cleared, too", "own.len_kv - last_key, CLEARED", "own.len_kv - last_key - 1, CLEARED", "bytes",
+           "boxes", step="load_v"),
+    mutant("a box over keys that are read", "mbarrier_wait(sram.k_empty(ring.slot), ring.parity ^ 1);", "", "misuse", "steep boxes",
+           step="load_k"),
     # whose rows
     requests("one length for all", "load_global<int>(lengths + request)", "load_global<int>(lengths)", "rule"),
     requests("requests in another order than their lengths", "return {shuffle(request, lane), own.head",
@@ -79,7 +107,7 @@ KERNELS = [
     requests("a tile told when the one before it is there", "if (under_way != 0) arrived<0>();",
              "if (under_way != 0) arrived<1>();", "misuse"),
     requests("copies that the tensor cores don't see", "fence_async();", "", "misuse"),
-    requests("copies of other lanes not waited for", "warp_barrier();", "", "misuse"),
+    requests("copies of other lanes not waited for", "copy_wait<AFTER>(); … warp_barrier();", "", "misuse"),
     requests("a tile there when half of it is", "open<PRODUCERS / 2>(sram)", "open<1>(sram)", "misuse"),
     requests("work told before all have heard", "PRODUCERS - 1 + 4 * CONSUMERS", "4 * CONSUMERS", "misuse", "many tiles"),
     # what is masked, and the softmax

@@ -53,14 +53,20 @@ def test_the_program_is_right_and_counts_what_the_formula_does(p: fl.Problem, ti
 
 
 def test_what_is_read() -> None:
-    """Valid rows of K and V for each row tile, an entry for each page of a share, once for K and once for V, and 32 lengths."""
+    """Whole boxes of K and V for each row tile, or valid rows where pages don't fill a tile; an entry for each box, or for each page of
+    a share, once for K and once for V; and 32 lengths."""
     p = fl.Problem(batch=35, lengths=[(256, 1000)] * 35, page_size=16, **LARGE)
     c = fl.count("flash3_paged", p, device="h200")
     tiles = 35 * 32 * 2
-    assert c.by_tensor["k"].hbm_read == c.by_tensor["v"].hbm_read == tiles * 1000 * 256
+    assert c.by_tensor["k"].hbm_read == c.by_tensor["v"].hbm_read == tiles * 1024 * 256
+    cleared = c.by_tensor["v"].sram_write - c.by_tensor["k"].sram_write
+    assert cleared == tiles * 24 * 256
     assert c.by_tensor["block_table"].hbm_read == tiles * 2 * 4 * 63
     keys = fl.count("flash3_paged", p.replace(page_size=1, pages=None), device="h200")
     assert keys.by_tensor["block_table"].hbm_read == tiles * 2 * 4 * 1000
+    assert keys.by_tensor["k"].hbm_read == keys.by_tensor["v"].hbm_read == tiles * 1000 * 256
+    large = fl.count("flash3_paged", p.replace(page_size=256, pages=None), device="h200")
+    assert large.by_tensor["block_table"].hbm_read == tiles * 2 * 4 * 8  # an entry for each tile
     assert c.by_tensor["seq_lens"].hbm_read == tiles // 35 * 4 * (3 * 3 + 32 * 32)
     assert c.by_tensor["drawn"].hbm_atomic == 4 * tiles and c.tensors["drawn"].nbytes == 4
     config = c.config
