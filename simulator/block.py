@@ -130,7 +130,7 @@ class Block:
         return self.registers(rows, min(cols, tensor.cols - j * cols), data)
 
     def look_up(
-        self, tensor: HbmTensor, j: int, rows: int, shares: int | None = None, *, box: int | None = None
+        self, tensor: HbmTensor, j: int, rows: int, shares: int | None = None, *, box: int = 0
     ) -> None:
         """HBM to registers: the pages in which rows of tile j lie, if they lie in pages. The warps that read split the rows.
 

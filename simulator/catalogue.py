@@ -357,8 +357,8 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash3_paged", flash3_paged, flash3_paged_formula.flash3_paged, None,
-            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, *_REQUESTS, "drawn"), (("q", "rows"), ("k", "page"), ("v", "page")), "sm_90a",
-                    persistent=True),),
+            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, *_REQUESTS, "drawn"),
+                    (("q", "rows"), ("k", "page"), ("v", "page")), "sm_90a", persistent=True),),
             replace(_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "lengths"), tile=flash3_paged_program.accepts,
                     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(64, 128)), instead="paged"),
             about=flash3_paged_program.ABOUT, follows="flash3",

@@ -18,8 +18,8 @@ from simulator.programs.flash3_paged import TOLD, listeners, shares, sram_bytes
 
 
 def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """Per request: of K and V what flash3 moves, where pages come in boxes, else what flash2 moves; boxes of Q; and for K and for V 4
-    bytes of the block table for each box, or for each page that a share of a tile's keys touches.
+    """Per request: of K and V what flash3 moves, where pages come in boxes, else what flash2 moves; boxes of Q; and for K and for V
+    4 bytes of the block table for each box, or for each page that a share of a tile's keys touches.
 
     It writes the LSE whether that was asked for or not.
     """

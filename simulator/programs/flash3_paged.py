@@ -141,8 +141,7 @@ def flash3_paged(
     drawn = m.workspace("drawn", 1, "int32", rows=1, vector=True, shared=True, zeros=True) if c.dynamic else None
     visible = partial(backwards, problem, tile)
     rows, box = problem.row_tiles(tile), c.page_box
-    look = dict(box=box) if box else dict(shares=shares(tile))
-    boxes = dict(panel=PANEL) if box else {}
+    panel = PANEL if box else None
     for block in m.launch("flash3_paged", rows=rows, warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
@@ -158,8 +157,8 @@ def flash3_paged(
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
-            block.look_up(k, j, tile.cols, **look)
-            k_j = block.load(k, j, tile.cols, stages=c.stages, **boxes)
+            block.look_up(k, j, tile.cols, shares(tile), box=box)
+            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=panel)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             s = soft_cap(block, s, problem)
@@ -174,8 +173,8 @@ def flash3_paged(
             acc = acc * alpha
             m_i = m_new
             block.step("load_v")
-            block.look_up(v, j, tile.cols, **look)
-            v_j = block.load(v, j, tile.cols, stages=c.stages, clear=box > 0, **boxes)
+            block.look_up(v, j, tile.cols, shares(tile), box=box)
+            v_j = block.load(v, j, tile.cols, stages=c.stages, panel=panel, clear=box > 0)
             block.step("output")
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
@@ -192,7 +191,7 @@ ABOUT = {
     "flash3_paged": FLASH3
     | {
         "load_q": "A warp finds the row tile's request among 32, the longest first, and tells the others. TMA brings the queries.",
-        "load_k": "Walk on, from the last key tile to the first. Warps look the pages of its keys up. TMA brings boxes, or they copy.",
+        "load_k": "Walk on, from the last key tile to the first. Warps look its pages up. TMA brings boxes, or they copy rows.",
         "load_v": "Other warps do the same for the values of these keys.",
     }
 }

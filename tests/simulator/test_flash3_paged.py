@@ -53,8 +53,8 @@ def test_the_program_is_right_and_counts_what_the_formula_does(p: fl.Problem, ti
 
 
 def test_what_is_read() -> None:
-    """Whole boxes of K and V for each row tile, or valid rows where pages don't fill a tile; an entry for each box, or for each page of
-    a share, once for K and once for V; and 32 lengths."""
+    """Whole boxes of K and V for each row tile, or valid rows where pages don't fill a tile. An entry for each box, or for each
+    page of a share, once for K and once for V. And 32 lengths."""
     p = fl.Problem(batch=35, lengths=[(256, 1000)] * 35, page_size=16, **LARGE)
     c = fl.count("flash3_paged", p, device="h200")
     tiles = 35 * 32 * 2

@@ -17,6 +17,7 @@ from flashlab.verify.bench import Bench
 from flashlab.verify.cases import random_cases
 from flashlab.verify.targets import target_of
 from tests.flashlab.verify.candidates import Array, attention
+from tests.tiers import one_of_each
 
 
 def refuses(*wrong: Any) -> None:
@@ -75,7 +76,7 @@ def test_a_narrow_kernel_runs_sixty_checks(name: str) -> None:
     assert report.domain in str(report) and report.domain.startswith("dtype ")
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", one_of_each(NARROW, lambda _: "one"))
 def test_a_bug_in_a_narrow_kernel_is_found_and_shrunk_within_the_domain(name: str) -> None:
     adapter = NARROW[name]
 
