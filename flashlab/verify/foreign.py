@@ -9,7 +9,7 @@ nobody wrote a backward pass. So a row may be off by the distance of the two, to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -98,9 +98,7 @@ class Backward(Subject):
         """Gradients of the function's layout by name. What it returns beside them doesn't count."""
         if len(found) < len(GRADIENTS):
             raise UsageError("target", Said(self.name), "a backward pass that returns (dq, dk, dv)")
-        return {
-            name: self.frame.get(self.target.turned(x)) for name, x in zip(GRADIENTS, found, strict=False)
-        }
+        return {name: self.frame.get(self.target.turned(x)) for name, x in zip(GRADIENTS, found, strict=False)}
 
     def probe(self, dtypes: Sequence[DType]) -> None:
         """Call the function once per dtype. Raises `UsageError` if it refuses its arguments, whatever they hold."""

@@ -29,7 +29,6 @@ from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
 from simulator.simulate import run_on_data
 
-
 Expected = tuple[Mapping[str, Array], Mapping[str, Array]]
 """The right outputs by name, and how far each row of them may be off."""
 

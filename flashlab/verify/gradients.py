@@ -188,7 +188,9 @@ def equal_keys(subject: Subject, p: Problem, seed: int) -> float:
         UNIT[p.dtype] / 2 * (np.abs(given["dout"].astype(np.float64)) * np.abs(given["out"].astype(np.float64))).sum(-1)
     )
     length = np.linalg.norm(k[:, :, :1].astype(np.float64), axis=-1)
-    allowed = _bounds(subject, p, given)["dq"] + abs(p.scale) * off * (np.repeat(length, p.queries_per_kv, 1) if p.len_kv else 0)
+    allowed = _bounds(subject, p, given)["dq"] + abs(p.scale) * off * (
+        np.repeat(length, p.queries_per_kv, 1) if p.len_kv else 0
+    )
     found = subject.run(p, given)["dq"]
     expected = np.zeros(found.shape)
     if p.sinks and p.len_kv:
