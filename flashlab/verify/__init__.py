@@ -117,6 +117,8 @@ def verify(
     default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
     and `progress=True` shows how many are.
 
+    A backward pass is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
+
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
     input, and `Unavailable` for what is not installed.
