@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flashlab.verify import foreign, general
+from flashlab.verify import general
 from flashlab.verify.adapter import Adapter, Refused, Target, TileShape
 from flashlab.verify.adapter import imported as load
 from flashlab.verify.apart import verify_apart
@@ -158,6 +158,8 @@ def verify(
 
 def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:
     """`verify` for a target that is no kernel by its name, step by step."""
+    from flashlab.verify import foreign  # only where something is verified
+
     o = options
     if (row := general.row_of(target)) is not None:
         _check_general(row.operation, o)
