@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
         verify,
         "flashlab verify flash2 --backend emulator --check key_sets",
         "flashlab verify my_file.py:attention --framework torch --layout bshd",
+        "flashlab verify my_file.py:backward --operation backward",
         "flashlab verify kernel.cu:attention --format github",
     )
     options.add(
@@ -114,7 +115,7 @@ def _with_kernels(backend: str) -> tuple[list[str], str]:
     return with_kernels(), ""
 
 
-_FOREIGN = "An attention function from elsewhere"
+_FOREIGN = "A function from elsewhere"
 _DOMAIN = "What it takes; every check then runs on such problems"
 
 
@@ -130,8 +131,28 @@ class OutsiderOptions:
         str, typer.Option(help="Alignment of its causal mask: bottom-right or top-left.", rich_help_panel=_FOREIGN)
     ] = "bottom-right"
     lse: Annotated[
-        str, typer.Option(help="Base of the LSE that it returns: e, 2, or none.", rich_help_panel=_FOREIGN)
+        str,
+        typer.Option(
+            help="Base of the LSE that it returns: e, 2, or none. That of the LSE that a backward pass takes is e or 2.",
+            rich_help_panel=_FOREIGN,
+        ),
     ] = "none"
+    operation: Annotated[
+        str,
+        typer.Option(
+            help="attention, backward (it takes dout, q, k, v, out, lse and returns dq, dk, dv), "
+            "or gradients (attention in torch, of which autograd's gradients are checked).",
+            rich_help_panel=_FOREIGN,
+        ),
+    ] = "attention"
+    atomics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Gradients that atomics add up, so that their last bits may differ from run to run: dq, dk, dv.",
+            rich_help_panel=_FOREIGN,
+        ),
+    ] = None
     arg_names: Annotated[
         str | None,
         typer.Option(metavar="NAME=ITS,…", help="Its keywords, as in causal=is_causal.", rich_help_panel=_FOREIGN),
@@ -175,8 +196,11 @@ class OutsiderOptions:
             "layout": self.layout,
             "causal": self.causal_align,
             "lse": None if self.lse == "none" else self.lse,
+            "operation": self.operation,
+            "atomics": options.values("--atomics", self.atomics, str),
         }
-        with options.spelled(names="--arg-names", causal="--causal-align", layout="--layout", lse="--lse"):
+        spelled: Any = {name: f"--{name}" for name in ("layout", "lse", "operation", "atomics", "framework")}
+        with options.spelled(names="--arg-names", causal="--causal-align", **spelled):
             return fl.Adapter(
                 fn, self.framework or "numpy", **chosen, name=name, names=self._names(), domain=self._domain()
             )

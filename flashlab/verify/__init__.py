@@ -24,12 +24,13 @@ from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
 from flashlab.verify.steps import Ended, Steps
 from flashlab.verify.targets import BACKENDS, target_of
-from simulator.catalogue import Algorithm
 from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
 from simulator.fields import flag, integer
 from simulator.names import AnyBackend, DeviceName, DType
-from simulator.problem import ITEMSIZE, Tile
+from simulator.operations.backward import BACKWARD
+from simulator.operations.operation import Operation
+from simulator.problem import DTYPES, ITEMSIZE, Tile
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -116,6 +117,8 @@ def verify(
     default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
     and `progress=True` shows how many are.
 
+    A backward pass is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
+
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
     input, and `Unavailable` for what is not installed.
@@ -155,13 +158,21 @@ def verify(
 
 def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:
     """`verify` for a target that is no kernel by its name, step by step."""
+    from flashlab.verify import foreign  # only where something is verified
+
     o = options
-    if (row := general.subject_of(target)) is not None:
-        if o.full:
-            raise UsageError("full", o.full, f"False: {row.operation.name} has no long or wide problems")
-        if o.examples:
-            raise UsageError("examples", o.examples, f"None or 0: {row.operation.name} has no random problems")
-        return _general(row, o, on_row, steps)
+    if (row := general.row_of(target)) is not None:
+        _check_general(row.operation, o)
+        kinds = _checked_dtypes(o.dtypes, row.dtypes, row.dtypes)
+        subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
+        return _general(subject, kinds, o, on_row, steps)
+    if (adapter := foreign.adapted(target)) is not None:
+        _check_general(BACKWARD, o)
+        subject = foreign.foreign(adapter, steps)
+        kinds = _checked_dtypes(o.dtypes, adapter.domain.dtypes or DTYPES, adapter.domain.dtypes or DTYPES)
+        subject.probe(kinds)
+        found = _general(subject, kinds, o, on_row, steps)
+        return replace(found, domain=subject.target.domain.words, place=subject.target.place())
     chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if o.checks is None else list(o.checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
@@ -228,23 +239,35 @@ def _checked_dtypes(
     return found
 
 
-def _general(row: Algorithm, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:
-    """The report on an operation that isn't attention."""
+def _check_general(operation: Operation, options: Options) -> None:
+    """Raises `UsageError` for what an operation that isn't attention has not."""
     o = options
+    if o.full:
+        raise UsageError("full", o.full, f"False: {operation.name} has no long or wide problems")
+    if o.examples:
+        raise UsageError("examples", o.examples, f"None or 0: {operation.name} has no random problems")
     for name in o.checks or ():
-        if name not in general.checks_of(row.operation):
-            raise unknown("checks", name, general.checks_of(row.operation))
-    begun, found = time.perf_counter(), list[Row]()
-    kinds = _checked_dtypes(o.dtypes, row.dtypes, row.dtypes)
-    subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
-    for each in general.rows(subject, dtypes=kinds, checks=o.checks, seed=o.seed, steps=steps):
+        if name not in general.checks_of(operation):
+            raise unknown("checks", name, general.checks_of(operation))
+
+
+def _general(
+    subject: general.Subject,
+    dtypes: Sequence[DType],
+    options: Options,
+    on_row: Callable[[Row], None] | None,
+    steps: Steps,
+) -> Report:
+    """The report on an operation that isn't attention."""
+    o, begun, found = options, time.perf_counter(), list[Row]()
+    for each in general.rows(subject, dtypes=dtypes, checks=o.checks, seed=o.seed, steps=steps):
         found.append(each)
         if on_row:
             on_row(each)
     return Report(
-        target=row.name,
-        backend=o.backend,
-        rule=f"each row within the bound of {row.operation.name}",
+        target=subject.name,
+        backend=subject.backend,
+        rule=f"each row within the bound of {subject.operation.name}",
         seed=o.seed,
         full=False,
         lse_checked=True,

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
@@ -17,7 +17,7 @@ from flashlab.verify.domain import Domain
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
-from simulator.dtypes import numpy_dtype
+from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Said, among, unknown
 from simulator.fields import flag
 from simulator.names import DType
@@ -26,6 +26,11 @@ from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, OF_
 
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
+Checked = Literal["attention", "backward", "gradients"]
+
+OPERATIONS: tuple[Checked, ...] = ("attention", "backward", "gradients")
+"""What may be checked of a function: its output, the gradients that it returns, or those that autograd finds of it."""
+GRADIENTS = ("dq", "dk", "dv")
 
 _INPUTS = {operand.name: operand for operand in reversed(ATTENTION.inputs)}
 TOLD = tuple(name for name in FEATURES if FIELDS[name].operand in ("", *_INPUTS) and name not in OF_CACHES)
@@ -61,6 +66,11 @@ class Adapter:
     what the LSE of a row without keys is there. An exception is a failed check; only `NotImplementedError` says "not
     run". Raises `UsageError` for conventions that there aren't.
 
+    With `operation="backward"`, `fn(dout, q, k, v, out, lse, ...)` is a backward pass and returns (dq, dk, dv). All but the
+    LSE have that `layout`; the LSE is natural unless `lse` says otherwise. With `operation="gradients"`, `fn(q, k, v, ...)`
+    is attention in torch, whose gradients by autograd are checked. `atomics` names the gradients that atomics add up: their
+    last bits may differ from run to run.
+
     >>> import flashlab as fl
     >>> def half_baked(q, k, v, causal=False): return q
     >>> adapter = fl.Adapter(half_baked, "numpy", layout="bshd", lse=None)
@@ -79,11 +89,14 @@ class Adapter:
     bitwise: bool = False
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     domain: Domain = field(default_factory=Domain)
+    operation: Checked = "attention"
+    atomics: Collection[str] = ()
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise UsageError("fn", self.fn, "a callable (q, k, v, ...)")
         for name, accepted in (
+            ("operation", OPERATIONS),
             ("layout", ("bhsd", "bshd")),
             ("causal", ("bottom-right", "top-left")),
             ("lse", ("e", "2", None)),
@@ -91,6 +104,7 @@ class Adapter:
             if self.lse is not None or name != "lse":
                 among(name, getattr(self, name), [x for x in accepted if x is not None])
         flag("bitwise", self.bitwise)
+        self._check_gradients()
         if not isinstance(self.domain, Domain):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError("domain", self.domain, "a Domain")
         if not isinstance(self.names, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -101,6 +115,16 @@ class Adapter:
                 raise unknown("names", name, KEYWORDS)
             if not isinstance(own, str) or not (anything or own in has):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise unknown("names", own, has)
+
+    def _check_gradients(self) -> None:
+        atomics = (self.atomics,) if isinstance(self.atomics, str) else tuple(self.atomics)
+        object.__setattr__(self, "atomics", atomics)  # a name alone is a list of one
+        for name in atomics:
+            among("atomics", name, GRADIENTS)
+        if atomics and self.operation == "attention":
+            raise UsageError("atomics", ", ".join(atomics), "none of them: the operation attention has no gradients")
+        if self.operation == "gradients" and self.framework != "torch":
+            raise UsageError("framework", self.framework, "torch: its autograd finds the gradients")
 
 
 class Refused(Exception):
@@ -195,6 +219,8 @@ class CallableTarget(Target):
     layouts = tuple(layout for layout in LAYOUTS if layout != "misaligned")
     scales = (None, 0.3)
     head_dims = (16, 32, 64, 128)
+    operands: tuple[str, ...] = ("q", "k", "v")
+    """What the function takes by position."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -257,16 +283,29 @@ class CallableTarget(Target):
         tile: TileShape = None,
         scales: Any = None,
     ) -> tuple[Any, Any]:
-        swap = self.adapter.layout == "bshd"
-        q, k, v = (arrays[name].swapaxes(1, 2) if swap else arrays[name] for name in "qkv")
-        try:
-            result: Any = self.adapter.fn(q, k, v, **self.told(problem), **self._per_head(problem, arrays))
-        except NotImplementedError as refusal:
-            raise Refused.by(refusal) from None
-        got: list[Any] = [*result] if type(result) in (tuple, list) else [result]
+        got = self.results(problem, arrays)
         if self.lse and len(got) < 2:
             raise UsageError("lse", self.adapter.lse, "None for a function that returns no (out, lse)")
-        return (got[0].swapaxes(1, 2) if swap else got[0]), (got[1] if self.lse else None)
+        return self.turned(got[0]), (got[1] if self.lse else None)
+
+    def results(self, problem: Problem, arrays: Mapping[str, Any]) -> list[Any]:
+        """All that the function returns, as it returns it. Raises `Refused`."""
+        given = [self.turned(arrays[name]) for name in self.operands]
+        try:
+            result: Any = self.adapter.fn(*given, **self.told(problem), **self._per_head(problem, arrays))
+        except NotImplementedError as refusal:
+            raise Refused.by(refusal) from None
+        return [*result] if type(result) in (tuple, list) else [result]
+
+    def turned(self, x: Any) -> Any:
+        """An array of our layout in the function's, or the other way round."""
+        return x.swapaxes(1, 2) if self.adapter.layout == "bshd" and x.ndim == 4 else x
+
+    def natural(self, lse: Array) -> Array:
+        """The function's LSE by our conventions."""
+        if self.adapter.empty_lse != -math.inf:
+            lse = np.where(lse == self.adapter.empty_lse, np.float32(-np.inf), lse)
+        return lse * np.float32(math.log(2)) if self.adapter.lse == "2" else lse
 
     def _per_head(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays with a number per head, by the function's keywords. Where it needs one that the problem hasn't, it gets
@@ -288,7 +327,7 @@ class CallableTarget(Target):
             innermost = innermost.tb_next
         says_so = isinstance(error, TypeError | RuntimeError) and REFUSES_ARGUMENTS.search(str(error)) is not None
         if (
-            innermost is not None and innermost.tb_frame.f_code is CallableTarget.call.__code__
+            innermost is not None and innermost.tb_frame.f_code is CallableTarget.results.__code__
         ):  # the call itself raised
             refused = says_so or isinstance(error, TypeError)
         else:  # a function that names no arguments of its own may have passed them on
@@ -296,7 +335,7 @@ class CallableTarget(Target):
         if not refused:
             return None
         said = " ".join(str(error).split())[:150]
-        took = ", ".join(["q", "k", "v", *self.told(problem), *self._per_head(problem, {})])
+        took = ", ".join([*self.operands, *self.told(problem), *self._per_head(problem, {})])
         renamed = "names={...} of fl.Adapter, or --arg-names, renames keywords"
         return UsageError(
             "target",

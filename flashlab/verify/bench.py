@@ -158,10 +158,7 @@ class Bench:
         frame, target = self.target.frame, self.target
         values = None if lse is None else np.asarray(frame.get(lse), np.float32)
         if values is not None and isinstance(target, CallableTarget):
-            if target.adapter.empty_lse != -math.inf:
-                values = np.where(values == target.adapter.empty_lse, np.float32(-np.inf), values)
-            if target.adapter.lse == "2":
-                values = values * np.float32(math.log(2))
+            values = target.natural(values)
         return Result(frame.get(out), values)
 
     def perform(self, check: str, trial: Trial) -> Row:

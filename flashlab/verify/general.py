@@ -6,7 +6,7 @@ Attention has checks of its own (`probes`). An operation that brings only its ow
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.verify import gradients, pages, shared
+from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe
 from flashlab.verify.memory import Frame, frame_named
@@ -21,7 +22,6 @@ from flashlab.verify.report import Row
 from flashlab.verify.steps import Steps
 from simulator import Device, Problem, Tile, catalogue, count, shape_run
 from simulator.catalogue import Algorithm
-from simulator.counts import Spec
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName
@@ -29,19 +29,66 @@ from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
 from simulator.simulate import run_on_data
 
+Expected = tuple[Mapping[str, Array], Mapping[str, Array]]
+"""The right outputs by name, and how far each row of them may be off."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An algorithm on a backend. `frame` makes the arrays that it is given."""
+    """What the checks see of anything that does an operation.
+
+    `frame` makes the arrays that it is given. `atomics` are the outputs that atomics add up. `layouts` are those beside the
+    contiguous one in which it takes arrays.
+    """
+
+    name: str
+    operation: Operation
+    backend: str
+    frame: Frame
+    atomics: Collection[str] = ()
+    layouts: Collection[str] = ("padded", "bshd", "misaligned")
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why the problem is not run, or None. Raises `Unavailable` where the device runs none of the kernels."""
+        raise NotImplementedError
+
+    def fit(self, problem: Problem) -> Problem:
+        """The nearest problem of sizes that it takes."""
+        return problem
+
+    def expect(self, problem: Problem, arrays: Mapping[str, Array]) -> Expected:
+        """The right outputs for these inputs, and how far it may be off."""
+        truth = self.operation.judge(problem, arrays)
+        return truth, self.operation.bounds(problem, arrays, truth)
+
+    def run(self, problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the problem and return its outputs as NumPy arrays. Raises `Failure` if an input was changed."""
+        given = {name: self.frame.put(x) for name, x in arrays.items()}
+        outputs = self.run_on(problem, given)
+        for name, x in given.items():
+            if as_numpy(name, x).tobytes() != arrays[name].tobytes():
+                raise Failure(f"{name}: it was changed")
+        return outputs
+
+    def run_on(self, problem: Problem, given: Mapping[str, Any]) -> dict[str, Array]:
+        """The same for arrays of the frame, as they lie."""
+        raise NotImplementedError
+
+    def allocates(self, problem: Problem) -> Iterable[int]:
+        """The bytes of what a call allocates and does not fill at once."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ours(Subject):
+    """An algorithm on a backend."""
 
     row: Algorithm
     backend: AnyBackend
     device: Device
     tile: Tile | None
-    frame: Frame
 
     def refuses(self, problem: Problem) -> str | None:
-        """Why the problem is not run, or None. Raises `Unavailable` where the device runs none of the kernels."""
         if self.backend == "simulator":
             return self.row.refuses(problem)
         error = self.row.refusal(problem, self.device, self.tile)
@@ -56,28 +103,17 @@ class Subject:
         device = None if self.backend == "gpu" else self.device
         return plan(self.row.program, problem, backend=self.backend, tile=self.tile, lse=True, device=device)
 
-    def run(self, problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the problem and return its outputs as NumPy arrays. Raises `Failure` if an input was changed."""
-        given = {name: self.frame.put(x) for name, x in arrays.items()}
-        outputs = self.run_on(problem, given)
-        for name, x in given.items():
-            if as_numpy(name, x).tobytes() != arrays[name].tobytes():
-                raise Failure(f"{name}: it was changed")
-        return outputs
-
     def run_on(self, problem: Problem, given: Mapping[str, Any]) -> dict[str, Array]:
-        """The same for arrays of the frame, as they lie."""
         return {name: as_numpy(name, x) for name, x in self.plan(problem).run(given).items()}
 
-    def workspaces(self, problem: Problem) -> list[Spec]:
-        """What a call allocates beside its outputs."""
+    def allocates(self, problem: Problem) -> Iterable[int]:
         counts = count(self.row.program, problem, device=self.device, tile=self.tile)
-        return [spec for spec in counts.tensors.values() if spec.role == "workspace"]
+        return [spec.nbytes for spec in counts.tensors.values() if spec.role == "workspace"]
 
 
 def subject(
     row: Algorithm, backend: AnyBackend, *, device: DeviceName | None, tile: Any, framework: str | None
-) -> Subject:
+) -> Ours:
     """An algorithm on a backend, given arrays of a framework. Raises `UsageError` and `Unavailable`."""
     if backend == "gpu":
         from flashlab.run.devices import current_device  # only where a kernel is launched
@@ -88,19 +124,27 @@ def subject(
     else:
         on = Device.named("h100" if device is None else device)
     frame = frame_named(framework or ("cupy" if backend == "gpu" else "numpy"))
-    return Subject(row, backend, on, None if tile is None else Tile.parse(tile), frame)
+    return Ours(
+        name=row.name, operation=row.operation, atomics=row.atomics, frame=frame, row=row, backend=backend, device=on,
+        tile=None if tile is None else Tile.parse(tile),
+    )  # fmt: skip
 
 
 def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], outputs: Mapping[str, Array]) -> float:
-    """The worst error over what the operation's bound allows. Where bounds are per row, the error is the row's 2-norm.
+    """The worst error of an algorithm's outputs over what its operation's bound allows, as `worst` has it."""
+    truth = row.operation.judge(problem, arrays)
+    return worst(row.operation, (truth, row.operation.bounds(problem, arrays, truth)), outputs)
+
+
+def worst(operation: Operation, expected: Expected, outputs: Mapping[str, Array]) -> float:
+    """The worst error over what is allowed. Where bounds are per row, the error is the row's 2-norm.
 
     Raises `Failure` over 1, and for an output that is missing or has another shape.
     """
-    truth = row.operation.judge(problem, arrays)
-    bounds, worst = row.operation.bounds(problem, arrays, truth), 0.0
+    (truth, bounds), most = expected, 0.0
     for name, exact in truth.items():
         if name not in outputs:
-            if row.operation.operand(name).asked:  # and it wasn't
+            if operation.operand(name).asked:  # and it wasn't
                 continue
             raise Failure(f"{name} is missing")
         got = np.asarray(outputs[name], np.float64)
@@ -116,37 +160,38 @@ def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], output
         if ratio.size and ratio.max() > 1:
             where = tuple(int(n) for n in np.unravel_index(int(ratio.argmax()), ratio.shape))
             raise Failure(f"{name} at {where} is off by {ratio.max():.3g} x its bound")
-        worst = max(worst, float(ratio.max(initial=0.0)))
-    return worst
+        most = max(most, float(ratio.max(initial=0.0)))
+    return most
 
 
 def _rule(subject: Subject, p: Problem, seed: int) -> float:
     """Every output must lie within its bound, on inputs of each kind."""
-    worst = 0.0
-    for kind in subject.row.operation.kinds:
-        arrays = subject.row.operation.draw(p, seed, kind)
+    most = 0.0
+    for kind in subject.operation.kinds:
+        arrays = subject.operation.draw(p, seed, kind)
         try:
-            worst = max(worst, judged(subject.row, p, arrays, subject.run(p, arrays)))
+            most = max(most, worst(subject.operation, subject.expect(p, arrays), subject.run(p, arrays)))
         except Failure as failure:
             raise Failure(f"{kind} inputs: {failure}") from None
-    return worst
+    return most
 
 
 def _determinism(subject: Subject, p: Problem, seed: int) -> None:
     """A second run must give the same bits, but for what atomics add up."""
-    arrays = subject.row.operation.draw(p, seed)
+    arrays = subject.operation.draw(p, seed)
     first, second = subject.run(p, arrays), subject.run(p, arrays)
     for name, x in first.items():
-        if name not in subject.row.atomics and x.tobytes() != second[name].tobytes():
+        if name not in subject.atomics and x.tobytes() != second[name].tobytes():
             raise Failure(f"{name} of run 2 differs from run 1")
 
 
 def _byte_counts(subject: Subject, p: Problem, seed: int) -> None:
     """The run on data, the run on shapes and the formula must count the same bytes."""
+    assert isinstance(subject, Ours)  # nobody counts others
     program = subject.row.program
     where: dict[str, Any] = {"device": subject.device, "tile": subject.tile}
     ways = {"shapes": shape_run(program, p, **where), "formula": count(program, p, **where)}
-    run = run_on_data(program, subject.row.operation.draw(p, seed), p, **where)
+    run = run_on_data(program, subject.operation.draw(p, seed), p, **where)
     for name, counts in ways.items():
         if counts != run.counts:
             raise Failure(f"the {name} and the run on data count different bytes")
@@ -168,7 +213,8 @@ def rows(
     subject: Subject, *, dtypes: Sequence[str], checks: Sequence[str] | None, seed: int, steps: Steps
 ) -> Iterator[Row]:
     """Run the checks (None: all): one row of the report per check, dtype and shape."""
-    for name, check in checks_of(subject.row.operation).items():
+    operation = subject.operation
+    for name, check in checks_of(operation).items():
         simulated = subject.backend == "simulator"
         # the counts are the tile program's: kernels have none of their own here. And its products are NumPy's, which may sum up
         # otherwise where a tile has other rows
@@ -176,9 +222,15 @@ def rows(
         if (checks is not None and name not in checks) or elsewhere:
             continue
         for dtype in dtypes:
-            for label, shape in subject.row.operation.shapes.items():
+            taken = set[Problem]()
+            for label, shape in operation.shapes.items():
                 sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": dtype}
-                p = Problem(**sizes | dict(shape))
+                wanted = Problem(**sizes | dict(shape))
+                p = subject.fit(wanted)
+                if p != wanted and p in taken:  # it would be run twice
+                    continue
+                taken.add(p)
+                label = label if p == wanted else f"{label}, shaped"
                 row = Row(check=name, case=label, problem=describe(p), dtype=dtype, status="passed")
                 yield stepped(steps, partial(_performed, row, subject, check, p, seed), row)
 
@@ -192,16 +244,17 @@ def _performed(row: Row, subject: Subject, check: Check, problem: Problem, seed:
             found = replace(found, worst=check(subject, problem, seed))
     except Failure as failure:
         found = replace(found, status="failed", detail=str(failure))
-    except (SramOverflow, UsageError) as refusal:
+    except (SramOverflow, UsageError, Refused) as refusal:
         found = replace(found, status="not run", detail=str(refusal))
     except Unavailable:
         raise
-    except Exception as error:  # whatever it raises is a finding, no crash of ours
-        found = replace(found, status="failed", detail=f"raised {type(error).__name__}: {error}"[:300])
+    except (Exception, SystemExit) as error:  # whatever it raises is a finding, no crash of ours
+        said = " ".join(str(error).split())
+        found = replace(found, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
     return replace(found, seconds=time.perf_counter() - begun)
 
 
-def subject_of(target: Any) -> Algorithm | None:
+def row_of(target: Any) -> Algorithm | None:
     """The catalogue's row of a target whose operation isn't attention, or None for any other target."""
     from simulator import Program
     from simulator.operations.attention import ATTENTION

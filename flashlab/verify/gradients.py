@@ -36,13 +36,14 @@ def _given(p: Problem, q: Array, k: Array, v: Array, dout: Array) -> dict[str, A
     return given | {"out": forward["out"].astype(storage), "lse": lse}
 
 
-def _bounds(p: Problem, given: Arrays) -> Arrays:
-    return BACKWARD.bounds(p, given, BACKWARD.judge(p, given))
+def _bounds(subject: Subject, p: Problem, given: Arrays) -> Arrays:
+    return subject.expect(p, given)[1]
 
 
 def _near(name: str, x: Array, y: Array, allowed: Array) -> float:
     """The worst row's distance over what is allowed. Raises `Failure` over 1."""
-    distance = np.linalg.norm(x.astype(np.float64) - y.astype(np.float64), axis=-1)
+    distance = np.abs(x.astype(np.float64) - y.astype(np.float64))
+    distance = np.linalg.norm(distance, axis=-1) if distance.ndim > allowed.ndim else distance
     ratio = np.where(np.isnan(distance), np.inf, distance) / np.maximum(allowed, 1e-300)
     ratio = np.where(distance == 0, 0.0, ratio)
     if ratio.size and ratio.max() > 1:
@@ -51,10 +52,14 @@ def _near(name: str, x: Array, y: Array, allowed: Array) -> float:
     return float(ratio.max(initial=0.0))
 
 
-def _same_bits(subject: Subject, names: Iterable[str], x: Arrays, y: Arrays, said: str) -> None:
-    """Raises `Failure` if a gradient isn't the same to the bit. What atomics add up needn't be."""
+def _same(
+    subject: Subject, names: Iterable[str], x: Arrays, y: Arrays, said: str, bounds: Callable[[], Arrays]
+) -> None:
+    """Raises `Failure` if a gradient isn't the same to the bit. What atomics add up may be off by its bound in each."""
     for name in names:
-        if name not in subject.row.atomics and np.asarray(x[name]).tobytes() != np.asarray(y[name]).tobytes():
+        if name in subject.atomics:
+            _near(f"{name} {said}: it", x[name], y[name], 2 * bounds()[name])
+        elif np.asarray(x[name]).tobytes() != np.asarray(y[name]).tobytes():
             raise Failure(f"{name} {said}")
 
 
@@ -62,7 +67,7 @@ def adjoint(subject: Subject, p: Problem, seed: int) -> float:
     """<dO, J X> = <gradient, X> for a direction X, J of the output and of an LSE with a gradient. J X is a difference of the
     forward in float64, which shares no line with the gradients' judge."""
     given = BACKWARD.draw(p, seed)
-    found, allowed = subject.run(p, given), _bounds(p, given)
+    found, allowed = subject.run(p, given), _bounds(subject, p, given)
     exact, z = {name: given[name].astype(np.float64) for name in "qkv"}, _kept(p, given)
     weight = _weights(p, given)
     # `out` was rounded, so D is off by up to u / 2 of its terms' sum
@@ -167,7 +172,10 @@ def hidden(subject: Subject, p: Problem, seed: int) -> None:
         other = {name: x.copy() for name, x in given.items()}
         for name in "kv":
             other[name][:, :, unseen] = 1e4
-        _same_bits(subject, ("dk", "dv"), found, subject.run(p, other), "changes with keys that no query sees")
+        _same(
+            subject, ("dk", "dv"), found, subject.run(p, other), "changes with keys that no query sees",
+            lambda: _bounds(subject, p, given),
+        )  # fmt: skip
 
 
 def equal_keys(subject: Subject, p: Problem, seed: int) -> float:
@@ -180,7 +188,9 @@ def equal_keys(subject: Subject, p: Problem, seed: int) -> float:
         UNIT[p.dtype] / 2 * (np.abs(given["dout"].astype(np.float64)) * np.abs(given["out"].astype(np.float64))).sum(-1)
     )
     length = np.linalg.norm(k[:, :, :1].astype(np.float64), axis=-1)
-    allowed = _bounds(p, given)["dq"] + abs(p.scale) * off * (np.repeat(length, p.queries_per_kv, 1) if p.len_kv else 0)
+    allowed = _bounds(subject, p, given)["dq"] + abs(p.scale) * off * (
+        np.repeat(length, p.queries_per_kv, 1) if p.len_kv else 0
+    )
     found = subject.run(p, given)["dq"]
     expected = np.zeros(found.shape)
     if p.sinks and p.len_kv:
@@ -198,7 +208,7 @@ def gqa(subject: Subject, p: Problem, seed: int) -> float:
     given = BACKWARD.draw(p, seed)
     alone, own = p.replace(kv_heads=None), {name: np.repeat(given[name], p.queries_per_kv, 1) for name in "kv"}
     each, found = subject.run(alone, given | own), subject.run(p, given)
-    bound, bound_each = _bounds(p, given), _bounds(alone, given | own)
+    bound, bound_each = _bounds(subject, p, given), _bounds(subject, alone, given | own)
     groups = p.batch, p.kv_heads, p.queries_per_kv
     worst = _near("dq", found["dq"], each["dq"], bound["dq"] + bound_each["dq"])
     for name in ("dk", "dv"):
@@ -214,7 +224,7 @@ def key_order(subject: Subject, p: Problem, seed: int) -> float:
         return 0.0
     given, order = BACKWARD.draw(p, seed), np.random.default_rng((seed, 9)).permutation(p.len_kv)
     moved = given | {name: given[name][:, :, order] for name in "kv"}
-    found, other, bound = subject.run(p, given), subject.run(p, moved), _bounds(p, given)
+    found, other, bound = subject.run(p, given), subject.run(p, moved), _bounds(subject, p, given)
     worst = _near("dq", found["dq"], other["dq"], 2 * bound["dq"])
     for name in ("dk", "dv"):
         worst = max(worst, _near(name, found[name][:, :, order], other[name], 2 * bound[name][:, :, order]))
@@ -237,12 +247,14 @@ def head_order(subject: Subject, p: Problem, seed: int) -> None:
                 a = a.take(orders[along], axis) if along in orders else a
             yield name, np.ascontiguousarray(a)
 
-    _same_bits(
+    other = dict(moved(given))
+    _same(
         subject,
         [operand.name for operand in BACKWARD.written(p)],
         dict(moved(subject.run(p, given))),
-        subject.run(p, dict(moved(given))),
+        subject.run(p, other),
         "changes with the heads' order",
+        lambda: _bounds(subject, p, other),
     )
 
 
@@ -262,11 +274,12 @@ def sequences(subject: Subject, p: Problem, seed: int) -> float:
         with np.errstate(invalid="ignore"):
             loud = subject.run(p, littered)
         mine, other = ({name: BACKWARD.operand(name).cut(x[name], places) for name in names} for x in (found, loud))
-        _same_bits(
-            subject, names, mine, other, f"of sequence {s} changes when {garbage} lies in the rows of the others"
-        )
         one = p.sequences[s].replace(lengths=None)
-        alone, bound = subject.run(one, own), _bounds(one, own)
+        alone, bound = subject.run(one, own), _bounds(subject, one, own)
+        _same(
+            subject, names, mine, other, f"of sequence {s} changes when {garbage} lies in the rows of the others",
+            lambda bound=bound: bound,
+        )  # fmt: skip
         for name in names:
             _near(name, other[name], mine[name], 2 * bound[name])
             worst = max(worst, _near(name, mine[name], alone[name], 2 * bound[name]))
@@ -279,18 +292,19 @@ def memory(subject: Subject, p: Problem, seed: int) -> None:
     plain = subject.run(p, given)
     if not subject.frame.views:
         return
-    for layout in ("padded", "bshd", "misaligned"):
+    for layout in subject.layouts:
         placed = {
             name: place(subject.frame, x, layout if x.ndim == 4 else "plain", np.nan) for name, x in given.items()
         }
-        subject.frame.litter(x.nbytes for x in subject.workspaces(p))
+        subject.frame.litter(subject.allocates(p))
         found = subject.run_on(p, {name: x.view for name, x in placed.items()})
         for name, x in placed.items():
             if harm := x.harm():
                 raise Failure(f"{name}, {layout}: {harm}")
-        _same_bits(subject, ("dk", "dv"), plain, found, f"changes where its inputs are {layout}")
-        bound = _bounds(p, given)["dq"]
-        _near("dq", found["dq"], plain["dq"], 2 * bound)
+        bounds = _bounds(subject, p, given)
+        said = f"changes where its inputs are {layout}"
+        _same(subject, ("dk", "dv"), plain, found, said, lambda bounds=bounds: bounds)
+        _near("dq", found["dq"], plain["dq"], 2 * bounds["dq"])
 
 
 Probe = Callable[[Any, Problem, int], float | None]

@@ -4,16 +4,21 @@
 operators behind it. These return the LSE, and the function itself might quietly choose another backend. At this level
 their conventions differ: `flash` aligns a causal mask bottom-right (the function never passes it one with len_q !=
 len_kv), `efficient` and `cudnn` align it top-left.
+
+A backward pass has a name of its own. All but torch's function are given the output and the LSE, as the functions behind
+autograd are. No library has a public function for that.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from flashlab.verify.adapter import Adapter
+from flashlab.verify.adapter import GRADIENTS, Adapter
 from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.domain import Domain
 from simulator.errors import Unavailable, unknown
@@ -111,6 +116,84 @@ def _flashinfer() -> Adapter:
     return Adapter(flashinfer, "torch", layout="bshd", lse="2", name="flashinfer", domain=domain)
 
 
+@contextmanager
+def _refusing(words: str) -> Generator[None]:
+    """What a library says when it does not do a problem becomes "not run"."""
+    try:
+        yield
+    except RuntimeError as error:
+        if words not in str(error):
+            raise
+        raise NotImplementedError(str(error)[:150]) from None
+
+
+def _sdpa_backward() -> Adapter:
+    return replace(_sdpa(), name="sdpa-backward", operation="gradients")
+
+
+def _flash_backward() -> Adapter:
+    op, torch = _operator("_scaled_dot_product_flash_attention_backward"), _module("torch", "torch")
+
+    def sdpa_flash(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: float) -> Any:
+        state = torch.empty(2, dtype=torch.uint64, device=q.device)  # of dropout, which is 0
+        lengths = q.shape[2], k.shape[2]
+        return op(dout, q, k, v, out, lse, None, None, *lengths, 0.0, causal, state, state[:0], scale=scale)
+
+    named: Any = {"name": "sdpa-flash-backward", "operation": "backward", "atomics": "dq"}
+    return replace(_flash(), fn=sdpa_flash, **named)
+
+
+def _cudnn_backward() -> Adapter:
+    op, torch = _operator("_scaled_dot_product_cudnn_attention_backward"), _module("torch", "torch")
+
+    def cudnn(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: float) -> Any:
+        state = torch.empty((), dtype=torch.int64, device=q.device)  # of dropout, which is 0
+        rest = None, None, None, q.shape[2], k.shape[2], 0.0, causal
+        with _refusing("execution plan"):
+            return op(dout, q, k, v, out, lse[..., None], state, state, *rest, scale=scale)
+
+    named: Any = {"name": "cudnn-backward", "operation": "backward", "atomics": "dq"}
+    return replace(_cudnn(), fn=cudnn, **named)
+
+
+def _fa4_backward() -> Adapter:
+    backward = _module("flash_attn.cute.interface", "flash-attn-4")._flash_attn_bwd
+
+    def fa4(
+        dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: float,
+        window: Any = (None, None), softcap: float = 0.0, dlse: Any = None,
+    ) -> Any:  # fmt: skip
+        left, right = window
+        masks = {"causal": causal, "window_size_left": left, "window_size_right": right}
+        return backward(q, k, v, out, dout, lse, softmax_scale=scale, softcap=softcap, dlse=dlse, **masks)[:3]
+
+    # of grouped heads it adds up dk and dv by atomics, too
+    domain = Domain(dtype=HALF, head_dim=range(8, 257, 8), empty=False)
+    named: Any = {"name": "fa4-backward", "operation": "backward", "atomics": GRADIENTS}
+    return Adapter(fa4, "torch", layout="bshd", domain=domain, **named)
+
+
+def _fa3_backward() -> Adapter:
+    source = "'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'"
+    backward = _module("flash_attn_interface", source)._flash_attn_backward
+    torch = _module("torch", "torch")
+
+    def fa3(
+        dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: float,
+        window: Any = (None, None), softcap: float = 0.0,
+    ) -> Any:  # fmt: skip
+        gradients = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+        left, right = (-1 if side is None else side for side in window)
+        masks = {"is_causal": causal, "window_size_left": left, "window_size_right": right, "softcap": softcap}
+        with _refusing("does not support"):  # a build may leave features out
+            backward(dout, q, k, v, out, lse, *[None] * 6, *gradients, softmax_scale=scale, **masks)
+        return gradients
+
+    domain = Domain(dtype=HALF, head_dim=range(8, 257, 8), empty=False)
+    named: Any = {"name": "fa3-backward", "operation": "backward", "atomics": GRADIENTS}
+    return Adapter(fa3, "torch", layout="bshd", domain=domain, **named)
+
+
 OUTSIDERS: dict[str, Callable[[], Adapter]] = {
     "sdpa": _sdpa,
     "sdpa-flash": _flash,
@@ -118,6 +201,11 @@ OUTSIDERS: dict[str, Callable[[], Adapter]] = {
     "sdpa-efficient": _efficient,
     "fa4": _fa4,
     "flashinfer": _flashinfer,
+    "sdpa-backward": _sdpa_backward,
+    "sdpa-flash-backward": _flash_backward,
+    "cudnn-backward": _cudnn_backward,
+    "fa4-backward": _fa4_backward,
+    "fa3-backward": _fa3_backward,
 }
 """The built-in adapters by name."""
 

@@ -43,7 +43,7 @@ def repaged(
 
 
 def _same_bits(subject: Subject, p: Problem, seed: int, order: Sequence[int], size: int, what: str) -> None:
-    operation = cast("PagedAttention", subject.row.operation)
+    operation = cast("PagedAttention", subject.operation)
     given = operation.draw(p, seed)
     found, other = subject.run(p, given), subject.run(*repaged(p, given, order, size, seed + 1, operation))
     for name, x in found.items():

@@ -23,7 +23,7 @@ def some_of(problem: Problem, arrays: Mapping[str, Array], order: list[int]) -> 
 
 def requests(subject: Subject, p: Problem, seed: int) -> None:
     """Requests alone and in another order have the same bits."""
-    arrays = subject.row.operation.draw(p, seed)
+    arrays = subject.operation.draw(p, seed)
     found = subject.run(p, arrays)
     orders = [[b] for b in range(p.batch)] + [np.random.default_rng(seed).permutation(p.batch).tolist()]
     for order in orders:

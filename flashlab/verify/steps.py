@@ -118,5 +118,5 @@ def read(file: Path) -> list[Any]:
 def _line_of(traceback: str) -> Place | None:
     """Where the target's function is, in what faulthandler wrote (innermost frame first): what `adapter` has called."""
     own = re.escape(str(Path(__file__).with_name("adapter.py")))
-    found = re.search(rf'File "(.*)", line (\d+) in .*\n  File "{own}", line \d+ in call\n', traceback)
+    found = re.search(rf'File "(.*)", line (\d+) in .*\n  File "{own}", line \d+ in results\n', traceback)
     return (found[1], int(found[2])) if found else None

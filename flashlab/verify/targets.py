@@ -186,7 +186,7 @@ def target_of(
         return _adapted(target)
     if isinstance(target, str):
         if target in OUTSIDERS:
-            return CallableTarget(outsider(target))
+            return _adapted(outsider(target))
         if ":" in target:
             return CallableTarget(Adapter(imported(target), framework or "numpy", name=target))
     elif not isinstance(target, simulator.Program):
@@ -202,6 +202,10 @@ def target_of(
 
 
 def _adapted(adapter: Adapter) -> Target:
+    if adapter.operation != "attention":
+        raise UsageError(
+            "operation", adapter.operation, "attention: a backward pass has no single cases, only fl.verify"
+        )
     return KernelTarget(adapter, adapter.fn) if isinstance(adapter.fn, FileKernel) else CallableTarget(adapter)
 
 

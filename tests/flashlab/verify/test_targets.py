@@ -294,7 +294,8 @@ def test_arrays_of_other_frameworks(framework: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", OUTSIDERS)
 def test_outsiders_that_are_not_installed_say_how_to_get_them(name: str) -> None:
-    package = {"fa4": "flash_attn", "flashinfer": "flashinfer"}.get(name, "torch")
+    packages = {"fa4": "flash_attn", "fa3": "flash_attn_interface", "flashinfer": "flashinfer"}
+    package = packages.get(name.removesuffix("-backward"), "torch")
     if importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed")
     with pytest.raises(fl.Unavailable, match="pip install") as error:
