@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import flashlab as fl
 from flashlab.verify import Case, run_case, verify
 from tests.flashlab.verify.candidates import Array, attention
+from tests.tiers import one_of_each
 
 SCORES = ["soft cap", "sinks", "alibi"]
 """What these functions know nothing of."""
@@ -61,6 +63,7 @@ def test_keywords_have_other_names() -> None:
     assert "causal" in verify(fl.Adapter(theirs, lse="e"), dtypes=["float32"], checks=["prefix"]).never_ran
 
 
+@pytest.mark.long
 def test_what_changes_the_scores_has_other_names_too() -> None:
     """Other libraries' names, a name that the adapter says, and sinks that the function can't do without."""
 
@@ -197,9 +200,16 @@ def drops_a_key(row: slice) -> Any:
     return fn
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("longer", [250, 1000, 2000])
-def test_a_key_lost_from_long_rows_is_found(longer: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    "case",
+    one_of_each(
+        itertools.product([250, 1000, 2000], ["bfloat16", "float32"]),
+        lambda case: case[0],
+        lambda case: f"{case[0]}-{case[1]}",
+    ),
+)
+def test_a_key_lost_from_long_rows_is_found(case: tuple[int, str]) -> None:
+    longer, dtype = case
     fn = drops_a_key(slice(longer, None))
     report = verify(fl.Adapter(fn, lse="e"), dtypes=[dtype], checks=["rule"], examples=0)
     assert report.verdict == "failed" and all("long row" in row.case or "513" in row.case for row in report.failed)
