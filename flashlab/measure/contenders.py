@@ -1,13 +1,15 @@
 """What is timed in a cell of decoding: an algorithm's call, others' calls, and a kernel that only reads the same bytes.
 
 All have one query for each head, bfloat16. The calls of a cell get the same queries and keys, and have to agree. Only the
-requests of `paged` are other ones than its peers': these get as many keys, evenly dealt.
+requests of `paged` are other ones than its peers': these get as many keys, evenly dealt. A quantised cache is timed beside the same
+requests in bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -52,7 +54,7 @@ Calls = dict[str, Call]
 class Cell:
     """What is asked of a call: `len_kv` keys of each request, behind `len_prefix` that all share, or in pages.
 
-    Where `longest` says so, `len_kv` is the mean of `skewed` lengths."""
+    Where `longest` says so, `len_kv` is the mean of `skewed` lengths. K and V have 16 bits, or are of `kv_dtype`."""
 
     batch: int
     heads: int
@@ -61,6 +63,7 @@ class Cell:
     page_size: int | None = None
     longest: int | None = None
     len_prefix: int | None = None
+    kv_dtype: str | None = None
 
 
 def _cells(*sizes: tuple[int, int, int, int], **more: Any) -> tuple[Cell, ...]:
@@ -126,7 +129,9 @@ def nbytes(algorithm: str, cell: Cell) -> int:
     True
     """
     keys = cell.batch * cell.len_kv + (cell.len_prefix or 0)
-    return 2 * keys * (LATENT if algorithm.startswith("mla") else 2 * cell.kv_heads * HEAD_DIM)
+    return (
+        (1 if cell.kv_dtype else 2) * keys * (LATENT if algorithm.startswith("mla") else 2 * cell.kv_heads * HEAD_DIM)
+    )
 
 
 def flops(algorithm: str, cell: Cell) -> int:
@@ -180,9 +185,27 @@ def _plain(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Ca
 
 
 def _requests(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Calls:
+    if cell.kv_dtype:
+        return _quantized(torch, algorithm, cell)
     q, k, v = _drawn(torch, cell)
     others = _agree({name: _peer(name, q, k, v) for name in against}, cell)
     return {algorithm: _paged_call(torch, algorithm, cell), **others, "read": _read(torch, q, k, v)}
+
+
+def _quantized(torch: Any, algorithm: str, cell: Cell) -> Calls:
+    """Requests with a scale for each head of a quantised cache, and the same requests with those values in bfloat16."""
+    whole, _ = _skewed_requests(torch, cell)
+    packed, dtype = dict(whole), getattr(torch, cell.kv_dtype or "")
+    largest = 127 if dtype == torch.int8 else 448
+    for name in "kv":
+        scale = whole[name].abs().amax((0, 2, 3)).float() / largest
+        x = whole[name].float() / scale[:, None, None]
+        packed[name] = (x.round() if dtype == torch.int8 else x).to(dtype)
+        packed[f"{name}_scale"] = scale
+        whole[name] = (packed[name].float() * scale[:, None, None]).bfloat16()
+    both = {algorithm: packed, "bfloat16": whole}
+    calls: Calls = {name: partial(_attention, **given, algorithm=algorithm) for name, given in both.items()}
+    return {**_agree(calls, cell), "read": _read(torch, packed["q"], packed["k"], packed["v"])}
 
 
 def _latent(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Calls:
@@ -270,8 +293,8 @@ def skewed(requests: int, mean: int) -> list[int]:
     return lengths
 
 
-def _paged_call(torch: Any, algorithm: str, cell: Cell) -> Call:
-    """A call on requests of `skewed` lengths in a random order, in pages that lie anywhere."""
+def _skewed_requests(torch: Any, cell: Cell) -> tuple[dict[str, Any], list[int]]:
+    """Requests of `skewed` lengths in a random order, in pages that lie anywhere, and their lengths."""
     page_size = cell.page_size or 1
     lengths = torch.tensor(skewed(cell.batch, cell.len_kv))[torch.randperm(cell.batch)]
     counts = (lengths + page_size - 1) // page_size
@@ -282,11 +305,16 @@ def _paged_call(torch: Any, algorithm: str, cell: Cell) -> Call:
     q = _random(torch, cell.batch, cell.heads, 1, HEAD_DIM)
     k, v = (_random(torch, len(order), page_size, cell.kv_heads, HEAD_DIM) for _ in "kv")
     arrays = {"q": q, "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
-    arrays |= {"block_table": table.to(DEVICE), "seq_lens": lengths.int().to(DEVICE)}
-    b = int(lengths.argmax())
-    pages = arrays["block_table"][b, : int(counts[b])].long()
-    own = (x[pages].flatten(0, 1)[: int(lengths[b])].transpose(0, 1)[None].contiguous() for x in (k, v))
-    alone = _attention(**dict(zip("qkv", (q[b : b + 1], *own), strict=True)), algorithm="flash_decoding")
+    return arrays | {"block_table": table.to(DEVICE), "seq_lens": lengths.int().to(DEVICE)}, lengths.tolist()
+
+
+def _paged_call(torch: Any, algorithm: str, cell: Cell) -> Call:
+    """A call on such requests, after a look at the longest."""
+    arrays, lengths = _skewed_requests(torch, cell)
+    b, longest = lengths.index(max(lengths)), max(lengths)
+    pages = arrays["block_table"][b, : -(-longest // (cell.page_size or 1))].long()
+    own = (arrays[x][pages].transpose(0, 1).flatten(1, 2)[None, :, :longest].contiguous() for x in "kv")
+    alone = _attention(**dict(zip("qkv", (arrays["q"][b : b + 1], *own), strict=True)), algorithm="flash_decoding")
     if not torch.equal(_attention(**arrays)[b : b + 1], alone):
         raise RuntimeError(f"{algorithm} and flash_decoding differ at {cell}")
     return lambda: _attention(**arrays, algorithm=algorithm)

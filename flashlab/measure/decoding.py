@@ -6,7 +6,8 @@ the same bytes: the roof. Needs a GPU and torch.
 
 With `--algorithm paged` requests have lengths of any kind, and their keys lie in pages of a random order. Peers get as many
 requests, all as long as these are on average: the same bytes, evenly dealt. Latent attention (`mla`, `mla_hopper`, both in pages)
-and `cascade` are timed beside FlashInfer where it is installed, and `cascade` beside our kernels that don't share a prefix.
+and `cascade` are timed beside FlashInfer where it is installed, and `cascade` beside our kernels that don't share a prefix. With
+`--kv-dtype int8,float8_e4m3fn` the caches of `paged` are quantised, and timed beside the same requests in bfloat16.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from flashlab.measure.contenders import AGAINST, CELLS, Cell, chosen, contenders
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.timing import captured, turns
 from simulator.errors import Unavailable, UsageError
+from simulator.problem import CACHES
 
 _COLD = 400e6  # bytes of K and V in all sets, several times the L2
 _CALLS = 24  # of a graph, about
@@ -85,10 +87,12 @@ def table(data: Decoding) -> str:
     peers = [name for name in data.rows[0].ratios if name != "read"]
     paged = data.rows[0].page_size is not None
     counted = all(row.flops for row in data.rows)
+    quantized = data.rows[0].kv_dtype is not None
     header = (
         "batch",
         "heads",
         "keys",
+        *(("of",) if quantized else ()),
         *(("pages of",) if paged else ()),
         "µs",
         *(("TFLOP/s",) if counted else ()),
@@ -98,7 +102,8 @@ def table(data: Decoding) -> str:
         *(f"× {name}" for name in peers),
     )
     return markdown_table(header, [
-        (str(r.batch), f"{r.heads}, {r.kv_heads}", _keys(r), *((str(r.page_size),) if paged else ()), f"{took:.1f}",
+        (str(r.batch), f"{r.heads}, {r.kv_heads}", _keys(r), *((r.kv_dtype or "",) if quantized else ()),
+         *((str(r.page_size),) if paged else ()), f"{took:.1f}",
          *((f"{(r.flops or 0) / took / 1e6:,.0f}",) if counted else ()), f"{r.nbytes / took / 1e3:,.0f}",
          f"{r.ratios['read']:.0%}", *(f"{r.microseconds[name]:.1f}" for name in peers),
          *(f"{r.ratios[name]:.2f}" for name in peers))
@@ -132,6 +137,9 @@ def main() -> int:
     )
     own = "; ".join(f"{name}: {','.join(names)}" for name, names in AGAINST.items())
     parser.add_argument("--against", help=f"peers, separated by commas ({own})")
+    parser.add_argument(
+        "--kv-dtype", help="quantise the caches of paged, beside bfloat16: int8,float8_e4m3fn, or one of them"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="per cell (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the file (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a file of that name")
@@ -142,15 +150,26 @@ def main() -> int:
     except (UsageError, Unavailable) as error:
         print(error, file=sys.stderr)
         return 2
+    if given.kv_dtype and (algorithm != "paged" or given.against):
+        print("--kv-dtype: expected --algorithm paged, without --against", file=sys.stderr)
+        return 2
+    dtypes: list[str | None] = given.kv_dtype.split(",") if given.kv_dtype else [None]
+    for dtype in filter(None, dtypes):
+        if dtype not in CACHES:
+            print(UsageError("kv-dtype", dtype, " or ".join(CACHES)), file=sys.stderr)
+            return 2
     for line in left_out:
         print(line, file=sys.stderr)
     torch: Any = import_module("torch")
     rows = list[dict[str, Any]]()
-    for cell in track(CELLS[algorithm], algorithm):
+    cells = [replace(cell, kv_dtype=dtype) for dtype in dtypes for cell in CELLS[algorithm]]
+    for cell in track(cells, algorithm):
         rows.append(asdict(measure(algorithm, cell, against, given.rounds)))
         torch.cuda.empty_cache()
     data = {"algorithm": algorithm, "rows": rows}
-    print(results.save(KIND, [algorithm, *against], data, subject=algorithm, folder=given.out, replace=given.force))
+    names, condition = ([algorithm], "quantized") if given.kv_dtype else ([algorithm, *against], None)
+    saved: Any = {"subject": algorithm, "condition": condition, "folder": given.out, "replace": given.force}
+    print(results.save(KIND, names, data, **saved))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -43,6 +44,16 @@ def drawn(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.parametrize("algorithm", SMALL)
 def test_contenders_compute_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(drawn(algorithm, monkeypatch)) == [algorithm, *OURS[algorithm], "read"]
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_a_quantised_cache_is_near_what_it_stands_for(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(SMALL["paged"], kv_dtype=dtype)
+    monkeypatch.setitem(SMALL, "paged", cell)
+    assert list(drawn("paged", monkeypatch)) == ["paged", "bfloat16", "read"]
+    assert 2 * contenders.nbytes("paged", cell) == contenders.nbytes("paged", replace(cell, kv_dtype=None))
 
 
 @pytest.mark.torch
