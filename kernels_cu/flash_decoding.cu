@@ -262,7 +262,8 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
   for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
     const Place place(units, unit);
     const Shape& shape = units.alone(unit);
-    const Keys full = sign != 1 ? Keys{0, -1} : without_drafts(shape, full_tiles(shape, place.first_query, place.last_query, BC));  // need no mask
+    Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
+    if constexpr (DRAFTS) full.last = min(full.last, first_draft_tile(shape) - 1);
 
     // step: load_q
     const QTile q_tile = sram.q(q_slot);

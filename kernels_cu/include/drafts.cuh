@@ -2,8 +2,8 @@
 // has a word, whose bit j shows the j-th draft. All earlier keys are visible.
 #pragma once
 
-#include "mask.cuh"
 #include "memory.cuh"
+#include "params.cuh"
 #include "warp.cuh"
 
 #ifndef DRAFTS
@@ -12,11 +12,6 @@
 
 // The first key tile that has a draft. All behind it have.
 DEVICE int first_draft_tile(const Shape& shape) { return max(shape.len_kv - shape.len_q, 0) / BC; }
-
-// Key tiles of which no key is a draft, among those that need no mask.
-DEVICE Keys without_drafts(const Shape& shape, Keys full) {
-  return DRAFTS ? Keys{full.first, min(full.last, first_draft_tile(shape) - 1)} : full;
-}
 
 // The words of a row tile's queries: each lane has that of its own row, of up to 32.
 struct Drafts {
