@@ -151,7 +151,7 @@ def test_the_call() -> None:
 def test_verified() -> None:
     report = fl.verify("paged", backend="emulator", dtypes=["float16"], tile=(16, 16))
     assert report.passed and all(row.status == "passed" for row in report.rows)
-    assert {row.check for row in report.rows} == {"rule", "determinism", "pages", "requests"}
+    assert {row.check for row in report.rows} == {"rule", "determinism", "pages", "requests", "drafts"}
 
 
 FAULTS = {
