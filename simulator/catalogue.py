@@ -357,8 +357,8 @@ CATALOGUE = {
         Algorithm(
             "paged", paged, paged_formula.paged, None,
             tuple(_paged(scales, drafts) for scales in (False, True) for drafts in (False, True)),
-            Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES, "drafts"), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
-                    instead="flash_decoding"),
+            Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES, "drafts"), tile=a_lane_per_key,
+                    tiles=(None, Tile(16, 16), Tile(32, 32)), instead="flash_decoding"),
             about=paged_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(

@@ -259,7 +259,9 @@ class Problem:
     )
     exact_lse: bool = described("LSE of the weights before they are rounded to 8 bits", default=False)
     drafts: bool = described(
-        "The last keys are drafts, of which each query sees those that its word's bits say", default=False, operand="draft_mask"
+        "The last keys are drafts, of which each query sees those that its word's bits say",
+        default=False,
+        operand="draft_mask",
     )
 
     def __post_init__(self) -> None:

@@ -19,8 +19,8 @@ __all__ = ["l2_problems", "matrix"]
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
     loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi, a ragged batch, and
-    masks of booleans and bits that show a random half, whose tiles are all mixed, or drafts. Of a backward pass, gradients of the LSE and of
-    sinks.
+    masks of booleans and bits that show a random half, whose tiles are all mixed, or drafts. Of a backward pass, gradients of the
+    LSE and of sinks.
     Where it is for few queries, also such, with many keys."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},

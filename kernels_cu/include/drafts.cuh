@@ -1,5 +1,5 @@
-// The mask of drafts (DRAFTS), which are the last keys of a request in pages, as many as it has queries: a tree of guesses. Each query
-// has a word, whose bit j shows the j-th draft. All earlier keys are visible.
+// The mask of drafts (DRAFTS). They are the last keys of a request in pages, as many as it has queries: a tree of guesses.
+// Each query has a word, whose bit j shows the j-th draft. All earlier keys are visible.
 #pragma once
 
 #include "memory.cuh"
@@ -17,8 +17,8 @@ DEVICE int first_draft_tile(const Shape& shape) { return max(shape.len_kv - shap
 struct Drafts {
   unsigned word = 0;
 
-  // Hides drafts in 16 rows of accumulators (mma.cuh) from row `first_row` of the tile on, whose columns begin with key `key`.
-  // `lane_column` (2t) is this lane's first column.
+  // Hides drafts in 16 rows of accumulators (mma.cuh), from row `first_row` of the tile on. Their columns begin with key
+  // `key`. `lane_column` (2t) is this lane's first column.
   template <int N>
   DEVICE void hide(float (&s)[N][4], const Shape& shape, int first_row, int key, int lane_column) const {
     static_assert(8 * N <= 32, "the columns of a row are bits of a word");

@@ -27,18 +27,17 @@ def paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool
 
 def count_drafts(book: Book, step: str, s: Splits, config: Config) -> None:
     """What the warps read of the mask of drafts: a word for each query of a row tile, in each run whose keys have a draft."""
-    p, first = s.problem, 0
-    words, low, high = 0, p.len_q, 0
+    p, words, low, high, before = s.problem, 0, s.problem.len_q, 0, 0
     for inside, begin, stop in s.spans():
         drafted = np.maximum(begin, first_tile(p, s.tile))
         runs = np.maximum(stop - 1, 0) // s.chunk // s.run - drafted // s.chunk // s.run + 1
-        row = (first + np.arange(len(inside))) * s.tile.rows
+        row = (before + np.arange(len(inside))) * s.tile.rows
         query, last = row // s.group, (row + inside - 1) // s.group
         seen = (begin < stop) & (drafted < stop)
         words += int((runs * (last - query + 1))[seen].sum())
         if seen.any():
             low, high = min(low, int(query[seen].min())), max(high, int(last[seen].max()) + 1)
-        first += len(inside)
+        before += len(inside)
     book.add(step, "draft_mask", hbm_read=4 * p.batch * p.kv_heads * config.warps * words)
     book.distinct("draft_mask", "read", 4 * p.batch * max(0, high - low))
 

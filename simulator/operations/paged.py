@@ -121,7 +121,8 @@ class PagedAttention(Operation):
             raise UsageError("k.shape", tuple(named["k"].shape), "pages of at least one key")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=named["block_table"].shape[1] * size, head_dim=dim,
-            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, drafts=arrays.get("draft_mask") is not None, **scales, **masks,
+            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, drafts=arrays.get("draft_mask") is not None, **scales,
+            **masks,
         )  # fmt: skip
         self.check_shapes(problem, arrays)
         return problem
@@ -214,7 +215,9 @@ class PagedAttention(Operation):
                 scales[f"{name}_scale"] = np.where(owned, scale, np.float32(np.nan)) if scale.ndim == 3 else scale
         shown = np.random.default_rng((seed, 6)).integers(0, 2**32, (p.batch, p.len_q), np.uint32)
         lens = {"seq_lens": np.array(p.seq_lens, np.int32)}
-        return {x.name: drawn[x.name] for x in self.required} | scales | lens | ({"draft_mask": shown} if p.drafts else {})
+        return (
+            {x.name: drawn[x.name] for x in self.required} | scales | lens | ({"draft_mask": shown} if p.drafts else {})
+        )
 
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
         """Each request as plain attention: its problem, and its q, k and v."""
