@@ -14,13 +14,14 @@
 // units: whichever warp comes last to a node of the tree (tree.cuh). A fence waits for all that its SM reads, the whole queue while it
 // streams, so before the end there is none. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
 //
-// K and V may have 8 bits, with scales: see cache.cuh.
+// K and V may have 8 bits, with scales: see cache.cuh. In pages the last keys may be drafts, with a mask: see drafts.cuh.
 //
 //   SRAM        Q  (STAGES + 1) x (BR x D) | m, l  WARPS x BR | m  BR | K, V  STAGES x (BC x D) | O  WARPS x (BR x D)
 //   registers   O (BR x D) and S (BR x BC / WARPS) in float32 per warp
 //
 // Expected: HBM reads K and V once; the bandwidth of DRAM binds, above a few µs for the launch, the first copy and the merge.
 #include "cache.cuh"
+#include "drafts.cuh"
 #include "elements.cuh"
 #include "mma.cuh"
 #include "scores.cuh"
@@ -249,8 +250,8 @@ struct Copies : CacheScales {
 };
 
 // The warps that compute: each has all rows of a unit, and its own keys.
-DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const int* table, const Shape& shapes,
-                    const Units& units, const Sram& sram) {
+DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const int* table,
+                    const unsigned* draft_mask, const Shape& shapes, const Units& units, const Sram& sram) {
   Copies copies(q, k, v, scales, table, shapes, units, sram);
 #pragma unroll 1
   for (int stage = 0; stage < STAGES; ++stage) copies.load(stage);
@@ -261,7 +262,8 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
   for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
     const Place place(units, unit);
     const Shape& shape = units.alone(unit);
-    const Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
+    Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
+    if constexpr (DRAFTS) full.last = min(full.last, first_draft_tile(shape) - 1);
 
     // step: load_q
     const QTile q_tile = sram.q(q_slot);
@@ -270,7 +272,13 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
     QueryFragment q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
 #endif
     float c = c_of_all, v_scale = 1;
+    Drafts drafts;
     if (place.has_keys()) {
+      if (DRAFTS && place.tiles_of(place.chunks.last).last >= first_draft_tile(shape)) {
+        lanes_meet();
+        const int query = (place.first_row + lane_id()) / units.group;
+        if (lane_id() < place.rows) drafts.word = load_global<unsigned>(draft_mask + unit.batch * shape.len_q + query);
+      }
       c = times_scale<K_SCALE>(c_of_all, scales.of_k, unit.kv_head), v_scale = scale_of<V_SCALE>(scales.of_v, unit.kv_head);
       q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
       copy_wait<STAGES - 1>();
@@ -329,6 +337,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
             scores.flip(s[i]);
             const int row = place.first_row + 16 * i + lane_id() / 4;
             mask_scores(s[i], shape, row, j * BC + warp_id() * WARP_KEYS, 2 * (opaque(lane_id()) % 4), units.group);
+            if constexpr (DRAFTS) drafts.hide(s[i], shape, 16 * i, j * BC + warp_id() * WARP_KEYS, 2 * (lane_id() % 4));
           }
         }
 
@@ -621,13 +630,13 @@ DEVICE void for_each_unit(Results results, Work work) {
 }
 
 DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const Tensor& out, float* lse,
-                   const int* table, float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape& shape,
-                   const Units& units) {
+                   const int* table, const unsigned* draft_mask, float* partial, float* partial_m, float* partial_l, unsigned* arrivals,
+                   const Shape& shape, const Units& units) {
   const Sram sram;
   sram.name();
   const Results results{out, lse, partial, partial_m, partial_l, shape, units, arrivals, Room(units.most_runs(), shape.len_kv)};
   if (warp_id() < WARPS)
-    compute(q, k, v, scales, table, shape, units, sram);
+    compute(q, k, v, scales, table, draft_mask, shape, units, sram);
   else
     for_each_unit(results, [&](const Results& here, const Place& place) { here.merge_run(place, sram, warp_id() - WARPS); });
 
@@ -642,17 +651,24 @@ DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Cach
 #define SCALES_OF_CACHE
 #define GIVEN_SCALES {}
 #endif
+#if DRAFTS
+#define MASK_OF_DRAFTS const unsigned *draft_mask,
+#define GIVEN_DRAFTS draft_mask
+#else
+#define MASK_OF_DRAFTS
+#define GIVEN_DRAFTS nullptr
+#endif
 
 #if PAGED
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
 paged(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, SCALES_OF_CACHE const int* block_table, const int* seq_lens,
-      float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
-  decode(q, k, v, GIVEN_SCALES, out, lse, block_table, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
+      MASK_OF_DRAFTS float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
+  decode(q, k, v, GIVEN_SCALES, out, lse, block_table, GIVEN_DRAFTS, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
 }
 #else
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
 flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, SCALES_OF_CACHE float* partial,
                float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
-  decode(q, k, v, GIVEN_SCALES, out, lse, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
+  decode(q, k, v, GIVEN_SCALES, out, lse, nullptr, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
 }
 #endif

@@ -151,11 +151,12 @@ class Block:
     def request(self, tensor: HbmTensor, parts: Sequence[tuple[int, int, int, int]], *, warps: int = 1) -> None:
         """HBM to registers: of an array that all heads share, parts (first row, end row, first byte, end byte) that are no tiles.
 
-        Each of `warps` warps requests each part. What they hold is the program's to know.
+        In each head, each of `warps` warps requests each part. What they hold is the program's to know.
         """
         for part in parts:
             self._m.touch(tensor, "read", part)
-        self._count(tensor.name, hbm_read=warps * sum((end - row) * (stop - byte) for row, end, byte, stop in parts))
+        nbytes = sum((end - row) * (stop - byte) for row, end, byte, stop in parts)
+        self._count(tensor.name, hbm_read=warps * nbytes * self._heads)
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written."""
@@ -329,6 +330,15 @@ class Block:
         ):
             return s
         return self._without(s, self._hidden(rows, keys, p))
+
+    def show(self, s: Registers, shown: Array, i: Rows, j: Rows, *, group: int = 1) -> Registers:
+        """Tile (i, j) of S, with -inf for the pairs that aren't `shown`, (len_q, len_kv). `group` is as in `mask`."""
+        if s.values is None:
+            return s
+        rows, keys = self._places((s.rows, s.cols), i, j, group)
+        queries = rows - self._m.problem.offset
+        inside = (np.minimum(x, n - 1) for x, n in zip((queries, keys), shown.shape, strict=True))
+        return self._without(s, ~shown[tuple(inside)])
 
     def pack(self, x: Registers, i: Rows, j: Rows, cols: int) -> Registers:
         """Tile (i, j) of a mask, `x` with a 1 for each visible pair, as bits: one row of bytes, each row padded to 64 bits.

@@ -268,6 +268,14 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
 
 
+def _paged(scales: bool, drafts: bool) -> Kernel:
+    """The launch of paged attention, with scales of quantised K and V or without, with a mask of drafts or without."""
+    further = (*_FORWARD, *("k_scale", "v_scale") * scales, *_REQUESTS, *("draft_mask",) * drafts, *_TREE)
+    return Kernel(
+        "flash_decoding", "paged", further, persistent=True, when=lambda p: (p.quantized, p.drafts) == (scales, drafts)
+    )
+
+
 def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
     """The launches of the backward pass for Hopper. If it `waits`, the blocks of the main one take turns."""
     file, arch = "flash3_backward", "sm_90a"
@@ -348,11 +356,9 @@ CATALOGUE = {
         ),
         Algorithm(
             "paged", paged, paged_formula.paged, None,
-            (Kernel("flash_decoding", "paged", (*_FORWARD, *_REQUESTS, *_TREE), persistent=True, when=lambda p: not p.quantized),
-             Kernel("flash_decoding", "paged", (*_FORWARD, "k_scale", "v_scale", *_REQUESTS, *_TREE), persistent=True,
-                    when=lambda p: p.quantized)),
-            Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
-                    instead="flash_decoding"),
+            tuple(_paged(scales, drafts) for scales in (False, True) for drafts in (False, True)),
+            Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES, "drafts"), tile=a_lane_per_key,
+                    tiles=(None, Tile(16, 16), Tile(32, 32)), instead="flash_decoding"),
             about=paged_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(

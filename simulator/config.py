@@ -95,6 +95,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "DROPOUT": p.dropout is not None,
         "DLSE": p.dlse,
         "EXACT_LSE": p.exact_lse,
+        "DRAFTS": p.drafts,
     }
     has |= {"CACHE": p.quantized and 1 + CACHES.index(p.kv_dtype)}
     has |= {

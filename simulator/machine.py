@@ -330,7 +330,7 @@ class Machine:
                 x = operand.left_out(self.problem, self.tile)
             values = operand.by_head(x, lead, spec)
             # nobody computes with integers, which are states and places: float32 would lose their digits
-            self.values[spec.name] = values if values.dtype.kind == "i" else values.astype(np.float32, copy=False)
+            self.values[spec.name] = values if values.dtype.kind in "iu" else values.astype(np.float32, copy=False)
         return HbmTensor(spec)
 
     def _output(self, operand: Operand) -> HbmTensor:

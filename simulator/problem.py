@@ -18,7 +18,7 @@ from simulator.names import DType
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
-WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
+WIDTH = {**ITEMSIZE, "int32": 4, "uint32": 4, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 """Bytes of an element of whatever an operand may hold: indices, lengths and masks are no storage dtypes."""
 FP8: Final = "float8_e4m3fn"
 """Of 8 bits: 4 of exponent, 3 of mantissa, up to 448, no infinities. Only `flash3_fp8` computes in it; its output is bfloat16."""
@@ -28,6 +28,8 @@ DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
 MOST_REQUESTS = 1 << 20
 """The most requests of a batch in pages. Each is looked at by itself."""
+MOST_DRAFTS = 32
+"""The most drafts of a request: each query has a bit for each, in one word."""
 CACHES = (FP8, "int8")
 """What K and V may be quantised to while Q keeps its 16 bits. A value is the element times its scale."""
 SCALES = ("tensor", "head", "token", "channel")
@@ -148,6 +150,10 @@ class Problem:
     table has room for. Of how many keys a request has, `lengths` tell, one pair a request: `[(1, 4000), (1, 28000)]`. Without
     them each has `len_kv`.
 
+    With `drafts`, the last `len_q` keys of each request are guesses, of which each query made one. They form a tree, so a query
+    sees its ancestors alone. The operand `draft_mask`, `(batch, len_q)`, has a word of 32 bits for each query: bit j shows the
+    j-th draft, key `len_kv - len_q + j`. Earlier keys are visible. As under a `mask`, `causal` and `window` hide what they hide.
+
     With a `len_prefix`, all requests of the batch begin with the same keys, which operands `k_prefix` and `v_prefix` hold once.
     `len_kv` are then the keys that each request has of its own. Every query sees the whole prefix: `causal` is about own keys.
 
@@ -252,6 +258,11 @@ class Problem:
         f"What each scale of V is for: {', '.join(SCALES[:-1])}", default=None, among=SCALES[:-1], operand="v_scale"
     )
     exact_lse: bool = described("LSE of the weights before they are rounded to 8 bits", default=False)
+    drafts: bool = described(
+        "The last keys are drafts, of which each query sees those that its word's bits say",
+        default=False,
+        operand="draft_mask",
+    )
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
@@ -277,6 +288,10 @@ class Problem:
             raise UsageError("len_prefix", self.len_prefix, "None with lengths or a page_size")
         if self.lengths is None and self.__dict__["len_q"] is None:
             raise UsageError("len_q", None, "an integer of at least 0, or lengths")
+        if self.drafts and self.page_size is None:
+            raise UsageError("drafts", True, "False without a page_size")
+        if self.drafts and self.len_q > MOST_DRAFTS:
+            raise UsageError("len_q", self.len_q, f"at most {MOST_DRAFTS} with drafts: a word has as many bits")
         if self.page_size is not None:
             self._check_requests()
         elif self.pages:
@@ -420,7 +435,10 @@ class Problem:
         >>> Problem(batch=1, heads=8, lengths=[(1, 40)], head_dim=64, dtype="float16", page_size=16).gathered
         Problem(batch=1, heads=8, len_q=1, len_kv=40, head_dim=64, dtype='float16')
         """
-        return self.replace(len_q=self.len_q, len_kv=self.len_kv, lengths=None, page_size=None, pages=None)
+        mask = "dense" if self.drafts else self.mask
+        return self.replace(
+            len_q=self.len_q, len_kv=self.len_kv, lengths=None, page_size=None, pages=None, drafts=False, mask=mask
+        )
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ __all__ = ["l2_problems", "matrix"]
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
     loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi, a ragged batch, and
-    masks of booleans and bits that show a random half, whose tiles are all mixed. Of a backward pass, gradients of the LSE and of
-    sinks.
+    masks of booleans and bits that show a random half, whose tiles are all mixed, or drafts. Of a backward pass, gradients of the
+    LSE and of sinks.
     Where it is for few queries, also such, with many keys."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
@@ -101,6 +101,12 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         f"requests page {n} {word}": {**requests, "page_size": n, "causal": causal}
         for n, (word, causal) in product((1, 16, 100), {"full": False, "causal": True}.items())
     }
+    drafted: dict[str, dict[str, Any]] = {
+        "drafts": {**requests, "lengths": [(7, n) for n in (2999, 0, 3, 519)], "page_size": 16, "drafts": True},
+        "32 drafts window": {
+            **requests, "lengths": [(32, n) for n in (2999, 0, 20, 527)], "page_size": 100, "drafts": True, "window": (900, 0),
+        },
+    }  # fmt: skip
     caches: dict[str, dict[str, Any]] = {
         f"{dtype} {of_k} {of_v}": {"kv_dtype": dtype, "k_scale": of_k, "v_scale": of_v}
         for dtype, of_k, of_v in (
@@ -132,6 +138,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         known = set(row.support.masks)
         masked |= scored if set(SCORES) <= known else {}
         masked |= pages if paged else sequences if "lengths" in known else {}
+        masked |= drafted if "drafts" in known else {}
         if "kv_dtype" in known and dtype != "float32":
             few_of = pages["requests page 16 causal"] if paged else few["a-query"]
             masked |= {label: {**few_of, **quantized} for label, quantized in caches.items()}

@@ -235,6 +235,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     pages = {
         **{name: shape for name, shape in plain.items() if "lengths" not in shape},
         "requests": {**requests, "batch": 5, "lengths": [(3, n) for n in (700, 0, 2, 97, 16)]},
+        "drafts": {**requests, "batch": 3, "lengths": [(20, n) for n in (520, 0, 7)], "causal": False, "drafts": True},
     }
     shared: dict[str, Any] = {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 3, "head_dim": 64}
     prefixes: dict[str, dict[str, Any]] = {

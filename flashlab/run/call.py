@@ -33,8 +33,8 @@ def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
     sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None, seed: int | None = None,
-    offset: int = 0, rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, k_scale: Any = None,
-    v_scale: Any = None, **masks: Unpack[Masks],
+    offset: int = 0, rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, draft_mask: Any = None,
+    k_scale: Any = None, v_scale: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -66,6 +66,10 @@ def attention(
     kernel reads it, so a captured graph follows it. Left out, they are those of `lengths`, or the table is full. The algorithm is
     `paged`, or on Hopper `flash3_paged`, which "auto" takes where requests have many queries. On a GPU nobody looks at the numbers
     of pages: one that isn't there is read all the same.
+
+    Beside a `block_table`, `draft_mask` says which of its drafts a query sees: the last `len_q` keys of each request, up to 32.
+    It has a word of 32 bits for each query, contiguous uint32 or int32 `(batch, len_q)`, whose bit j shows the j-th draft.
+    Earlier keys are visible, but for what `causal` and `window` hide. The algorithm is `paged`.
 
     k and v may be quantised, float8_e4m3fn (of CuPy uint8) or int8 beside q of 16 bits: `fl.quantize_cache` makes them.
     `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, finite
@@ -109,11 +113,13 @@ def attention(
                 raise host.refused(name, type(x).__name__, "None with a block_table")
         state_of(masks.get("dropout"), seed, offset, rng_state)  # which refuses a seed that nothing needs
         default = isinstance(algorithm, str) and algorithm == "flash2"
+        named = {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask}
         return paged.attention(
-            PAGED,
-            {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "k_scale": k_scale, "v_scale": v_scale},
+            PAGED, named | {"k_scale": k_scale, "v_scale": v_scale},
             algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, **masks,
         )  # fmt: skip
+    if draft_mask is not None:
+        raise host.refused("draft_mask", type(draft_mask).__name__, "None without a block_table")
     if any(host.wants_gradient(x) for x in (q, k, v, sinks)):
         from flashlab.integrations import torch
 

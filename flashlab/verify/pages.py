@@ -14,6 +14,7 @@ from flashlab.verify.adapter import Failure
 from simulator import Problem
 from simulator.dtypes import Array
 from simulator.operations.paged import PAGED, PagedAttention
+from simulator.problem import MOST_DRAFTS
 
 if TYPE_CHECKING:
     from flashlab.verify.general import Subject
@@ -31,9 +32,11 @@ def repaged(
     moved = operation.draw(other.replace(pages=other.pages + 2), seed)
     owned = operation.gathered(p, given)
     scales = [name for name in ("k_scale", "v_scale") if getattr(p, name) == "token"]
+    of_queries = [name for name in ("q", "draft_mask") if name in given]
     moved |= {name: given[name] for name in ("k_scale", "v_scale") if name in given and name not in scales}
     for line, b in enumerate(order):
-        moved["q"][line] = given["q"][b]
+        for name in of_queries:
+            moved[name][line] = given[name][b]
         for name in (*operation.pools, *scales):
             rows = owned[b][1][name][0]
             for i, first in enumerate(range(0, rows.shape[1], size)):
@@ -64,5 +67,57 @@ def requests(subject: Subject, p: Problem, seed: int) -> None:
         _same_bits(subject, p, seed, order, p.page_size or 1, f"the other requests (now {order})")
 
 
-CHECKS: Mapping[str, Callable[[Subject, Problem, int], None]] = {"pages": pages, "requests": requests}
+def drafts(subject: Subject, p: Problem, seed: int) -> float | None:
+    """A chain of drafts is a causal mask, and one in which all are visible is none, to the bit. A random tree obeys the rule, and
+    what a draft holds that nobody sees changes no bit. More queries than a word has bits have no drafts: there is nothing to check.
+    """
+    from flashlab.verify.general import judged  # which has this probe among its checks
+
+    if p.len_q > MOST_DRAFTS:
+        return None
+    plain, tree, rng = p.replace(drafts=False), p.replace(drafts=True), np.random.default_rng(seed)
+    arrays, every = PAGED.draw(plain, seed), 2**MOST_DRAFTS - 1
+    beyond = every << p.len_q & every  # bits that mean nothing
+    for what, words, same in (
+        ("all visible", [every] * p.len_q, plain),
+        ("a chain", [(2 << i) - 1 | beyond for i in range(p.len_q)], plain.replace(causal=True)),
+    ):
+        _equal(subject.run(tree, _masked(p, arrays, words)), subject.run(same, arrays), f"drafts that are {what}")
+    words = list[int]()
+    for i in range(p.len_q):  # each draft but the first has one before it as its parent
+        words.append(1 << i | (words[rng.integers(i)] if i else 0))
+    given = _masked(p, arrays, words)
+    worst = judged(subject.row, tree, given, subject.run(tree, given))
+    unseen = int(rng.integers(p.len_q))
+    given = _masked(p, arrays, [word & ~(1 << unseen) for word in words])
+    other = {**given, **{name: _with_draft(p, given, name, unseen) for name in PAGED.pools}}
+    _equal(subject.run(tree, given), subject.run(tree, other), "what a hidden draft holds")
+    return worst
+
+
+def _masked(p: Problem, arrays: Arrays, words: Sequence[int]) -> dict[str, Array]:
+    """The arrays with the same mask of drafts for all requests."""
+    return {**arrays, "draft_mask": np.tile(np.array(words, np.uint32), (p.batch, 1))}
+
+
+def _with_draft(p: Problem, given: Arrays, name: str, draft: int) -> Array:
+    """A pool in which a draft of each request that has it holds other numbers: large ones."""
+    pool, size = given[name].copy(), p.page_size or 1
+    for line, keys in zip(given["block_table"], p.seq_lens, strict=True):
+        if (key := keys - p.len_q + draft) >= 0:
+            pool[line[key // size], :, key % size] = 100
+    return pool
+
+
+def _equal(found: Arrays, other: Arrays, what: str) -> None:
+    for name, x in found.items():
+        if x.tobytes() != other[name].tobytes():
+            raise Failure(f"{name} changes with {what}")
+
+
+CHECKS: Mapping[str, Callable[[Subject, Problem, int], float | None]] = {
+    "pages": pages,
+    "requests": requests,
+    "drafts": drafts,
+}
 """The probes by name."""

@@ -11,6 +11,7 @@ from simulator.counts import Book
 from simulator.dtypes import Array
 from simulator.formulas.flash_decoding import count_decoding
 from simulator.problem import Problem, Tile
+from simulator.programs.drafts import first_tile
 from simulator.programs.flash_decoding import Splits
 
 
@@ -18,7 +19,27 @@ def paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool
     """Per request and KV head: what flash_decoding moves, and 4 bytes of the block table for each page that a warp's keys of a
     tile touch. With pages of one key those are 4 bytes a key."""
     count_decoding(book, "paged", problem, tile, config, lse=lse)
-    count_look_ups(book, "load_k", Splits(problem, tile, dict(config.constants)["RUN"]), config)
+    splits = Splits(problem, tile, dict(config.constants)["RUN"])
+    count_look_ups(book, "load_k", splits, config)
+    if problem.drafts:
+        count_drafts(book, "load_q", splits, config)
+
+
+def count_drafts(book: Book, step: str, s: Splits, config: Config) -> None:
+    """What the warps read of the mask of drafts: a word for each query of a row tile, in each run whose keys have a draft."""
+    p, words, low, high, before = s.problem, 0, s.problem.len_q, 0, 0
+    for inside, begin, stop in s.spans():
+        drafted = np.maximum(begin, first_tile(p, s.tile))
+        runs = np.maximum(stop - 1, 0) // s.chunk // s.run - drafted // s.chunk // s.run + 1
+        row = (before + np.arange(len(inside))) * s.tile.rows
+        query, last = row // s.group, (row + inside - 1) // s.group
+        seen = (begin < stop) & (drafted < stop)
+        words += int((runs * (last - query + 1))[seen].sum())
+        if seen.any():
+            low, high = min(low, int(query[seen].min())), max(high, int(last[seen].max()) + 1)
+        before += len(inside)
+    book.add(step, "draft_mask", hbm_read=4 * p.batch * p.kv_heads * config.warps * words)
+    book.distinct("draft_mask", "read", 4 * p.batch * max(0, high - low))
 
 
 def count_look_ups(book: Book, step: str, s: Splits, config: Config) -> None:

@@ -21,8 +21,9 @@ from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
 Arrays = Mapping[str, Array]
 """Arrays by the names of their operands."""
 
-SAID_AS = {"bool": ("bool", "uint8")}
-"""The dtypes of arrays that callers may pass for an operand's, where they are several. Of a byte, any bit says True."""
+SAID_AS = {"bool": ("bool", "uint8"), "uint32": ("uint32", "int32")}
+"""The dtypes of arrays that callers may pass for an operand's, where they are several. Of a byte, any bit says True. Of a word,
+the sign is a bit as any other."""
 
 LEADING = ("batch", "heads", "kv_heads")
 """The axes along which blocks run beside one another. The other axes of an operand are its rows and columns."""

@@ -86,6 +86,12 @@ class PagedAttention(Operation):
             "batch": 2, "heads": 1, "head_dim": 128, "lengths": [(2, 130), (2, 64)], "scale": 0.3, "page_size": 64,
         },
         "an odd head dim": {"batch": 2, "heads": 2, "head_dim": 19, "lengths": [(1, 64), (1, 40)], "page_size": 4},
+        "drafts": {
+            "batch": 3, "heads": 4, "kv_heads": 1, "lengths": [(5, 150), (5, 5), (5, 2)], "drafts": True, "page_size": 8,
+        },
+        "32 drafts, a window": {
+            "batch": 2, "heads": 3, "lengths": [(32, 270), (32, 70)], "drafts": True, "window": (90, 20), "page_size": 16,
+        },
     }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
@@ -95,6 +101,7 @@ class PagedAttention(Operation):
         Operand(name="seq_lens", axes=("batch",), dtype="int32", default=lambda p: p.seq_lens),
         *scales_of("k", _TOKENS, _scale),
         *scales_of("v", _TOKENS, _scale),
+        Operand(name="draft_mask", axes=("batch", "len_q"), dtype="uint32", when=lambda p: p.drafts, default=2**32 - 1),
     )
     outputs = ATTENTION.outputs
 
@@ -114,7 +121,8 @@ class PagedAttention(Operation):
             raise UsageError("k.shape", tuple(named["k"].shape), "pages of at least one key")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=named["block_table"].shape[1] * size, head_dim=dim,
-            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, **scales, **masks,
+            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, drafts=arrays.get("draft_mask") is not None, **scales,
+            **masks,
         )  # fmt: skip
         self.check_shapes(problem, arrays)
         return problem
@@ -179,7 +187,10 @@ class PagedAttention(Operation):
         return not problem.len_q
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        """Requests as attention draws them, in pages of any order. All that no request owns is NaN, or a page that isn't there."""
+        """Requests as attention draws them, in pages of any order. All that no request owns is NaN, or a page that isn't there.
+
+        Of drafts, a random half is visible.
+        """
         p, drawn = problem, dict[str, Array]()
         if p.pages < p.pages_of_lengths:
             raise UsageError("pages", p.pages, f"at least {p.pages_of_lengths:,} for random inputs, which share none")
@@ -202,7 +213,11 @@ class PagedAttention(Operation):
             drawn[name], scale = quantized(drawn[name], p.kv_dtype, getattr(p, f"{name}_scale"), owned)
             if scale is not None:
                 scales[f"{name}_scale"] = np.where(owned, scale, np.float32(np.nan)) if scale.ndim == 3 else scale
-        return {x.name: drawn[x.name] for x in self.required} | scales | {"seq_lens": np.array(p.seq_lens, np.int32)}
+        shown = np.random.default_rng((seed, 6)).integers(0, 2**32, (p.batch, p.len_q), np.uint32)
+        lens = {"seq_lens": np.array(p.seq_lens, np.int32)}
+        return (
+            {x.name: drawn[x.name] for x in self.required} | scales | lens | ({"draft_mask": shown} if p.drafts else {})
+        )
 
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
         """Each request as plain attention: its problem, and its q, k and v."""
@@ -220,6 +235,8 @@ class PagedAttention(Operation):
                         else scale
                     )
                     flat[name] = own
+            if one.drafts:
+                flat["mask"] = shown_drafts(one, arrays["draft_mask"][b])
             found.append((one.gathered, {"q": arrays["q"][b : b + 1], **flat}))
         return found
 
@@ -236,6 +253,18 @@ class PagedAttention(Operation):
 
     def flops(self, problem: Problem) -> int:
         return sum(self.plain.flops(one.gathered) for one in problem.sequences)
+
+
+def shown_drafts(problem: Problem, words: Array) -> Array:
+    """Which keys each query of a request sees, (len_q, len_kv): all but those drafts that its word hides.
+
+    >>> p = Problem(batch=1, heads=1, lengths=[(2, 5)], head_dim=8, dtype="float16", page_size=4, drafts=True)
+    >>> shown_drafts(p, np.array([0b01, 0b10], np.uint32)).astype(int).tolist()
+    [[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]
+    """
+    draft = np.arange(problem.len_kv) - problem.offset
+    shown = words.astype(np.uint32)[:, None] >> np.maximum(draft, 0).astype(np.uint32) & 1
+    return (draft < 0) | (shown > 0)
 
 
 PAGED = PagedAttention()

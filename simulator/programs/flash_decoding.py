@@ -22,6 +22,7 @@ from simulator.errors import SramOverflow, UsageError
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.drafts import Drafts
 from simulator.programs.quantized import CacheScales, query_parts
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
@@ -329,6 +330,7 @@ def decode(
     """
     c, d, w, scales = m.config, v.cols, m.config.warps, CacheScales(m, k.table)
     s = Splits(problem, tile, dict(c.constants)["RUN"])
+    drafts = Drafts(m, s.group)
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
     tree = Tree.of(m, s, q, 2 * w)
@@ -350,6 +352,7 @@ def decode(
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
             scales.fetch(block)
+            drafts.fetch(block)
             q_i = scales.queries(block, q_i, now=True)
         for chunk in chunks:
             m_i = block.full(tile.rows, 1, -inf)
@@ -363,7 +366,7 @@ def decode(
                 block.step("scores")
                 x = scales.scores(block, q_i, k_j)
                 block.step("mask")
-                x = block.mask(x, i, j, group=s.group)
+                x = drafts.hide(block, block.mask(x, i, j, group=s.group), j)
                 block.step("softmax")
                 m_new = block.maximum(m_i, x.max())
                 p = block.exp(x - m_new.finite())

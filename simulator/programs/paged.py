@@ -37,7 +37,8 @@ def paged(
 
     q, out (batch, heads, len_q, d); k, v (pages, kv_heads, page_size, d); block_table (batch, pages of a request) int32; seq_lens
     (batch) int32; lse (batch, heads, len_q) float32. Each block goes through the lengths of all requests, so it knows which units
-    of work there are, and takes every n-th. The warp that fetches keys looks their pages up, some tiles ahead.
+    of work there are, and takes every n-th. The warp that fetches keys looks their pages up, some tiles ahead. With drafts,
+    draft_mask (batch, len_q) uint32 says which of the last len_q keys a query sees.
     """
     return flash_decoding.decode(m, "paged", q, m.paged(k, block_table), m.paged(v, block_table), problem, tile)
 
@@ -45,7 +46,8 @@ def paged(
 ABOUT = {
     "paged": flash_decoding.ABOUT["flash_decoding"]
     | {
-        "load_q": "Find the unit from the lengths of all requests. Fetch the queries of all heads that share this KV head.",
+        "load_q": "Find the unit from the lengths of all requests. Fetch the queries of all heads that share this KV head. "
+        "Where keys are drafts, each warp also fetches a word for each query, which says the drafts that it sees.",
         "load_k": "Look the pages of the next tile's keys up, and fetch the keys. Each warp does so for its own, well ahead.",
     }
 }

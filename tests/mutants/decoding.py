@@ -8,8 +8,8 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/flash_decoding.cu"
-MASK, MEMORY, TREE, PAGES, CACHE, DIVISOR = (
-    f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages", "cache", "divisor")
+MASK, MEMORY, TREE, PAGES, CACHE, DIVISOR, DRAFTS = (
+    f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages", "cache", "divisor", "drafts")
 )
 LOADER = "kernels_cu/include/page_loader.cuh"
 _QUANTIZED: dict[str, Any] = {"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 300, "head_dim": 32}
@@ -40,8 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
         "batch": 2, "heads": 4, "kv_heads": 2, "lengths": [(2, 300), (2, 290)], "page_size": 7, "pages": 90, "head_dim": 32,
         "kv_dtype": "int8", "k_scale": "token", "v_scale": "token",
     },
+    "drafts": {
+        "batch": 2, "heads": 8, "kv_heads": 2, "lengths": [(5, 300), (5, 131)], "page_size": 7, "pages": 90, "head_dim": 16,
+        "drafts": True,
+    },
 }  # fmt: skip
-"""With tiles of 32 keys, chunks have 128."""
+"""With tiles of 32 keys, chunks have 128. Of "drafts" some lie in two chunks, and some in a tile without a key beyond the last."""
 
 
 def problem(case: str) -> fl.Problem:
@@ -138,8 +142,8 @@ KERNELS = [
           file=PAGES),
     paged("one length for all", "length_of(lengths, request, batches)", "length_of(lengths, 1, batches)", "misuse", "requests",
           file=PAGES),
-    paged("masked as in the longest request", "const Shape& shape = units.alone(unit); const Keys full",
-          "const Shape& shape = shapes; const Keys full", "rule", step="load_q"),
+    paged("masked as in the longest request", "const Shape& shape = units.alone(unit); Keys full",
+          "const Shape& shape = shapes; Keys full", "rule", step="load_q"),
     paged("a prefix sum of 16 lanes", "step < 32", "step < 16", "misuse", "requests", file=PAGES),
     paged("units of the requests before counted again", "unit.number -= shuffle(unit.before_next, 31);", "", "misuse", "requests",
           file=PAGES),
@@ -187,5 +191,24 @@ KERNELS = [
     paged("scales from where the page begins", "+ place - lane_id()", "- lane_id()", "rule", "quantized pages"),
     paged("scales of the page before", "row * shape.page_size + place", "(row - 1) * shape.page_size + place",
           "misuse", "quantized pages"),
+    paged("words of the first request", "draft_mask + unit.batch * shape.len_q + query", "draft_mask + query", "rule", "drafts"),
+    paged("a word for each row", "query = (place.first_row + lane_id()) / units.group;", "query = place.first_row + lane_id();",
+          "misuse", "drafts"),
+    paged("words of the first row tile", "(place.first_row + lane_id()) / units.group", "lane_id() / units.group", "rule",
+          "drafts"),
+    paged("words of rows that aren't there", "if (lane_id() < place.rows) drafts.word", "drafts.word", "misuse", "drafts"),
+    paged("words where no key is a draft", "if (DRAFTS && place.tiles_of(place.chunks.last).last >= first_draft_tile(shape))",
+          "if (DRAFTS)", "bytes", "drafts"),
+    paged("no words where the first tile with drafts is the last", "place.tiles_of(place.chunks.last).last >= first_draft_tile",
+          "place.tiles_of(place.chunks.last).last > first_draft_tile", "rule", "drafts"),
+    paged("a tile with drafts that needs no mask", "first_draft_tile(shape) - 1)", "first_draft_tile(shape))", "rule", "drafts"),
+    paged("drafts of the keys of another warp", "16 * i, j * BC + warp_id() * WARP_KEYS, 2 * (lane_id()",
+          "16 * i, j * BC + (warp_id() ^ 1) * WARP_KEYS, 2 * (lane_id()", "rule", "drafts"),
+    paged("the upper row's word for the lower one", "first_row + 8 * half + lane_id() / 4", "first_row + lane_id() / 4", "rule",
+          "drafts", file=DRAFTS),
+    paged("earlier keys hidden", "<< 32) | 0xffffffffu)", "<< 32))", "rule", "drafts", file=DRAFTS),
+    paged("bits counted from the last key", "key - (shape.len_kv - shape.len_q)", "key - shape.len_kv", "rule", "drafts",
+          file=DRAFTS),
+    paged("the first lane's columns for all", "columns >> lane_column >>", "columns >>", "rule", "drafts", file=DRAFTS),
     mutant("the scale's sign forgotten", "scores.flip(s[i]);", "", "rule", "a negative scale", step="mask"),
 ]  # fmt: skip

@@ -44,6 +44,7 @@ PROBLEMS: list[dict[str, Any]] = [
     {"mask": "dense"}, {"mask": "bits"}, {"mask": "blocks", "block_size": (4, 3)},
     {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2}, {"len_prefix": 30},
     {"dtype": "float8_e4m3fn", "head_dim": 64}, {"page_size": 4}, {"page_size": 3, "batch": 2, "lengths": [(9, 5), (9, 30)]},
+    {"page_size": 4, "drafts": True},
 ]  # fmt: skip
 HUGE: list[dict[str, Any]] = [
     {"len_q": 2**40, "causal": True},
@@ -116,7 +117,7 @@ def _arrays(random: Random) -> dict[str, Any]:
     posed = fl.Problem(
         **{**BASE, **random.choice([x for x in PROBLEMS if "lengths" not in x and x.get("dtype") != "float8_e4m3fn"])}
     )
-    posed = posed.replace(page_size=None, len_prefix=None)
+    posed = posed.replace(page_size=None, len_prefix=None, drafts=False)
     return {**ATTENTION.draw(posed, random.randrange(9)), **posed.masks}
 
 
@@ -124,7 +125,7 @@ def _in_pages(random: Random) -> dict[str, Any]:
     """Two requests in pages, with what they don't own full of NaN."""
     sizes: dict[str, Any] = {
         **BASE, "batch": 2, "page_size": random.choice([1, 4, 64]), "lengths": [(9, random.randrange(40)), (9, 12)],
-        "causal": random.choice([True, False]), "window": random.choice([None, (3, 0)]),
+        "causal": random.choice([True, False]), "window": random.choice([None, (3, 0)]), "drafts": random.choice([True, False]),
     }  # fmt: skip
     posed = fl.Problem(**sizes)
     arrays: dict[str, Any] = dict(PAGED.draw(posed, random.randrange(9)))
@@ -273,13 +274,17 @@ def _requests(given: dict[str, Any], out: Any) -> Generator[tuple[dict[str, Any]
         yield given, out
         return
     table, lens, lengths = np.asarray(given["block_table"]), given.get("seq_lens"), given.get("lengths")
-    size = given["k"].shape[2]
+    size, words, rows = given["k"].shape[2], given.get("draft_mask"), given["q"].shape[2]
     for b in range(len(table)):
         n = int(lens[b]) if lens is not None else lengths[b][1] if lengths else table.shape[1] * size
         own = {name: np.zeros((1, given[name].shape[1], n, given[name].shape[3])) for name in "kv"}
         for name, key in product("kv", range(n)):
             own[name][0, :, key] = given[name][table[b, key // size], :, key % size]
-        yield {**given, "q": given["q"][b : b + 1], **own, "lengths": None}, out[b : b + 1]
+        shown = None if words is None else np.ones((rows, n), bool)
+        for i, draft in product(range(rows), range(rows)) if shown is not None else ():
+            if n - rows + draft >= 0:
+                shown[i, n - rows + draft] = int(words[b, i]) >> draft & 1
+        yield {**given, "q": given["q"][b : b + 1], **own, "lengths": None, "mask": shown}, out[b : b + 1]
 
 
 def _hold(given: dict[str, Any], out: Any) -> None:

@@ -26,9 +26,9 @@ from flashlab.cli import options
 from flashlab.run import abi
 from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, OF_CACHES, SIZES, Masks
 
-FORWARD = ", ".join(name for name in FEATURES if name != "dlse")
+FORWARD = ", ".join(name for name in FEATURES if name not in ("dlse", "drafts"))
 """What the forward pass knows, in words."""
-OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES, "exact_lse"))
+OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES, "exact_lse", "drafts"))
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
 MEMBER = "  float ceiling;\n"
@@ -213,7 +213,7 @@ def test_metadata_are_whole():
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
     assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
-    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask", "kv_dtype", "k_scale", "v_scale", "dlse"}
+    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask", "kv_dtype", "k_scale", "v_scale", "dlse", "drafts"}
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis

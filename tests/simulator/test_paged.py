@@ -25,7 +25,7 @@ def small(**changes: Any) -> fl.Problem:
 @st.composite
 def problems(draw: st.DrawFn, longest: int = 300) -> fl.Problem:
     """Requests of any lengths in pages of any size, with more room than they need in the pool and in the table."""
-    kv_heads, len_q = draw(st.integers(1, 2)), draw(st.sampled_from([1, 1, 2, 9]))
+    kv_heads, len_q = draw(st.integers(1, 2)), draw(st.sampled_from([1, 1, 2, 9, 32]))
     lengths = draw(st.lists(st.integers(0, longest) | st.just(0), min_size=1, max_size=4))
     p = fl.Problem(
         batch=len(lengths),
@@ -37,6 +37,7 @@ def problems(draw: st.DrawFn, longest: int = 300) -> fl.Problem:
         page_size=draw(st.sampled_from([1, 2, 3, 16, 64, 100, 256])),
         causal=draw(st.booleans()),
         window=draw(st.none() | st.tuples(st.integers(0, 200), st.none() | st.integers(0, 5))),
+        drafts=draw(st.booleans()),
     )
     return p.replace(pages=p.pages + draw(st.integers(0, 3)), len_kv=p.len_kv + draw(st.integers(0, 200)))
 
@@ -61,7 +62,11 @@ def test_the_judge_finds_each_key_where_a_loop_finds_it(p: fl.Problem, seed: int
         for key in range(n):
             page = arrays["block_table"][b, key // size]
             own[:, 0, :, key] = [arrays[name][page, :, key % size] for name in "kv"]
-        alone = naive_loop(arrays["q"][b : b + 1], *own, causal=p.causal, window=p.window)
+        shown = np.ones((p.len_q, n), bool)
+        for i, draft in np.ndindex((p.len_q, p.len_q) if p.drafts else (0, 0)):
+            if (key := n - p.len_q + draft) >= 0:
+                shown[i, key] = int(arrays["draft_mask"][b, i]) >> draft & 1
+        alone = naive_loop(arrays["q"][b : b + 1], *own, causal=p.causal, window=p.window, mask=shown)
         np.testing.assert_allclose(truth["out"][b : b + 1], alone.out, atol=1e-12)
         np.testing.assert_allclose(truth["lse"][b : b + 1], alone.lse, atol=1e-12)
 
@@ -85,6 +90,7 @@ def test_the_program_is_right_and_counts_what_the_formula_does(
 @given(problems(longest=120), st.integers(0, 9))
 def test_pages_change_no_bit(p: fl.Problem, seed: int) -> None:
     """It is flash_decoding on the gathered keys, whatever the other requests are."""
+    p = p.replace(drafts=False)
     arrays: Any = PAGED.draw(p, seed)
     run = fl.simulate("paged", **arrays, **p.masks, tile=(16, 16), lse=True)
     gathered: Any = PAGED.gathered(p, arrays)
@@ -111,6 +117,20 @@ def test_what_is_read() -> None:
     assert c.hbm.peak > c.tensors["k"].nbytes * 2 == 2 * (63 + 3) * 16 * 2 * 256
 
 
+def test_what_is_read_of_a_mask_of_drafts() -> None:
+    """Each warp that computes reads a word for each query of its row tile, in each run whose keys have a draft."""
+    p = small(batch=1, heads=8, kv_heads=2, lengths=[(7, 300)], drafts=True)  # the drafts lie in one chunk of 64
+    words = fl.count("paged", p, tile=(16, 16)).by_tensor["draft_mask"].hbm_read
+    assert words == 4 * 2 * (4 + 3)  # bytes, KV heads; row tiles of 4 queries and of 3, for one warp
+    apart = fl.count("paged", p.replace(lengths=[(7, 322)], len_kv=322, pages=None), tile=(16, 16))
+    run = dict(apart.config.constants)["RUN"] if apart.config else 0
+    assert apart.by_tensor["draft_mask"].hbm_read == (words if run > 1 and 320 // 64 % run else 2 * words)
+    none = fl.count("paged", p.replace(drafts=False), tile=(16, 16))
+    assert {
+        x: n for x, n in fl.count("paged", p, tile=(16, 16)).by_tensor.items() if x != "draft_mask"
+    } == none.by_tensor
+
+
 def test_equal_problems_are_equal() -> None:
     said = small(lengths=[(1, 30), (1, 9)])
     assert said == said.replace(len_q=1, len_kv=30, pages=11) and hash(said) == hash(said.replace(pages=11))
@@ -129,6 +149,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"lengths": [(1, 8), (1, 31)]},
         "lengths[1] = (1, 31): expected len_q = 1 queries, as all requests have, and up to",
     ),
+    ({"page_size": None, "drafts": True}, "drafts = True: expected False without a page_size"),
+    ({"len_q": 33, "drafts": True}, "len_q = 33: expected at most 32 with drafts: a word has as many bits"),
     ({"batch": 2**21}, "batch = 2097152: expected at most 1,048,576 requests with a page_size"),
 ]
 
@@ -167,6 +189,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"v": np.zeros((10, 2, 4, 16), np.float16)}, "v.shape = (10, 2, 4, 16): expected (11, 2, 4, 16)"),
     ({"q": np.zeros((2, 2, 16), np.float16)}, "q.shape = (2, 2, 16): expected (batch, heads, len_q, head_dim)"),
     ({"k": np.zeros((11, 2, 4, 16), np.float32)}, "k.dtype = 'float32': expected float16, as q has"),
+    (
+        {"draft_mask": np.zeros((2, 2), np.uint32)},
+        "draft_mask.shape = (2, 2): expected (2, 1), its axes are batch, len_q",
+    ),
+    ({"draft_mask": np.zeros((2, 1), bool)}, "draft_mask.dtype = 'bool': expected uint32"),
+    (
+        {"q": np.zeros((2, 2, 33, 16), np.float16), "draft_mask": np.zeros((2, 33), np.uint32)},
+        "len_q = 33: expected at most 32",
+    ),
 ]
 
 

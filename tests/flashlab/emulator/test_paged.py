@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 import kernels_cu
 from flashlab.run.emulated import emulate_problem
+from flashlab.run.plan import fastest
 from flashlab.verify.pages import repaged
 from simulator.operations.paged import PAGED, STRAY
 from tests.mutants.decoding import KERNELS
@@ -39,6 +40,7 @@ def problems(draw: st.DrawFn) -> fl.Problem:
         page_size=draw(st.integers(1, 256) | st.sampled_from([1, 16, 64, 256])),
         causal=draw(st.booleans()),
         window=draw(st.none() | st.tuples(st.integers(0, 600), st.none() | st.integers(0, 5))),
+        drafts=draw(st.sampled_from([False, False, True])),
     )
     return p.replace(pages=p.pages + draw(st.integers(0, 3)), len_kv=p.len_kv + draw(st.integers(0, 500)))
 
@@ -77,7 +79,8 @@ def test_right_and_counted_and_the_bits_of_gathered_keys(p: fl.Problem, tile: An
     arrays: Any = PAGED.draw(p, seed)
     found = attended(p, nhd(arrays) if swapped else arrays, tile=tile)
     assert within(found, p, arrays)
-    assert bits(found) == bits(gathered(p, arrays, tile))
+    if not p.drafts:  # whose mask flash_decoding doesn't take
+        assert bits(found) == bits(gathered(p, arrays, tile))
 
 
 @pytest.mark.long
@@ -147,16 +150,58 @@ def test_the_call() -> None:
         assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
 
 
+def test_the_call_with_drafts() -> None:
+    """Words of either sign, a mask that takes no bits beyond the queries', and what the call doesn't take."""
+    p = fl.Problem(
+        batch=2, heads=4, kv_heads=2, lengths=[(5, 90), (5, 3)], head_dim=16, dtype="float16", page_size=8, drafts=True
+    )
+    arrays: Any = PAGED.draw(p, 1)
+    words = arrays.pop("draft_mask")
+    out, lse = fl.attention(**arrays, draft_mask=words, lse=True, backend="emulator", algorithm="auto")
+    assert within({"out": out, "lse": lse}, p, {**arrays, "draft_mask": words})
+    again = fl.attention(**arrays, draft_mask=(words & 31).view(np.int32), backend="emulator")
+    signed = fl.simulate("paged", **arrays, draft_mask=words.view(np.int32))
+    assert (
+        again.tobytes() == out.tobytes() and (signed.out == fl.simulate("paged", **arrays, draft_mask=words).out).all()
+    )
+    for wrong, line in (
+        ({"draft_mask": words[:1]}, "draft_mask.shape = (1, 5): expected (2, 5)"),
+        ({"draft_mask": words > 0}, "draft_mask.dtype = 'bool': expected uint32"),
+        ({"mask": words}, "mask = ndarray: expected None with a block_table"),
+        (
+            {"draft_mask": words, "block_table": None, "seq_lens": None},
+            "draft_mask = ndarray: expected None without a block_",
+        ),
+        (
+            {"draft_mask": words, "algorithm": "flash3_paged"},
+            "drafts = True: expected nothing: flash3_paged knows causal",
+        ),
+    ):
+        with pytest.raises(fl.UsageError) as refused:
+            fl.attention(**{**arrays, "backend": "emulator", **wrong})
+        assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
+
+
+def test_auto_goes_to_the_kernel_that_takes_drafts() -> None:
+    sizes: dict[str, Any] = {"batch": 16, "heads": 64, "kv_heads": 8, "len_q": 32, "len_kv": 8192, "head_dim": 128}
+    p = fl.Problem(**sizes, dtype="bfloat16", page_size=16)
+    assert [fastest(PAGED, p.replace(drafts=on), fl.DEVICES["h100"]) for on in (False, True)] == [
+        "flash3_paged",
+        "paged",
+    ]
+
+
 @pytest.mark.long
 def test_verified() -> None:
     report = fl.verify("paged", backend="emulator", dtypes=["float16"], tile=(16, 16))
     assert report.passed and all(row.status == "passed" for row in report.rows)
-    assert {row.check for row in report.rows} == {"rule", "determinism", "pages", "requests"}
+    assert {row.check for row in report.rows} == {"rule", "determinism", "pages", "requests", "drafts"}
 
 
 FAULTS = {
     "pages": ("places in pages of another size", "rows by the pages of the tile behind"),
     "requests": ("the first request's pages", "one length for all"),
+    "drafts": ("earlier keys hidden", "the upper row's word for the lower one"),
 }
 
 
