@@ -63,6 +63,11 @@ class Config:
         return dict(self.constants).get("PARTS", 1)
 
     @property
+    def ordered(self) -> bool:
+        """Does the first launch put the key tiles of all sequences in an order, in which the blocks of a backward pass take them?"""
+        return ("ORDERED", 1) in self.constants
+
+    @property
     def readers(self) -> int:
         """How many read an operand that is not split: the warpgroups that multiply, or else the warps."""
         return self.consumers or self.warps

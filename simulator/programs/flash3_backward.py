@@ -80,8 +80,7 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     number that takes the least time by this count:
 
     - The blocks run in rounds, one on each SM. Under a causal mask they are dealt out the longest first, so short ones fill
-      the last round, but for half a block. Sequences of a ragged batch are taken in their order: there the longest block may
-      come last.
+      the last round, but for half a block. So they are in a ragged batch (`ordered`), where a quarter of a block is left.
     - A visit of a tile of queries takes the time of its five products. A block's begin and end take that of `EDGES` visits.
     - The parts of dK and dV are written and read once.
 
@@ -106,7 +105,7 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
         members, blocks = p.queries_per_kv // parts, heads * tiles * parts
         mean, most = members * visits + EDGES, members * longest + EDGES
         if uneven:
-            busy = blocks / device.sms * mean + most
+            busy = max((blocks / device.sms + 1 / 4) * mean, most)
         elif triangular(p):
             busy = max((blocks / device.sms + 1 / 2) * mean, most)
         else:
@@ -116,6 +115,16 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
 
     best = min((n for n in range(1, p.queries_per_kv + 1) if p.queries_per_kv % n == 0), key=seconds)
     return best if seconds(best) <= WORTH * seconds(1) else 1
+
+
+def ordered(problem: Problem, device: Device, tile: Tile, parts: int) -> bool:
+    """Does the first launch put the key tiles of all sequences in an order, the longest first? Where they take different
+    times, and not all of them run at once."""
+    p = problem
+    if p.lengths is None or not p.len_q:
+        return False
+    blocks = p.kv_heads * parts * sum(one.key_tiles(tile) for one in p.sequences)
+    return blocks > device.sms and (len(set(p.sequences)) > 1 or triangular(p))
 
 
 def heads_in_turn(problem: Problem, device: Device) -> int:
@@ -163,6 +172,7 @@ def configure(
         constants=(
             *([("IN_TURN", 1)] if in_turn else []),
             *([("PARTS", parts)] if parts > 1 else []),
+            *([("ORDERED", 1)] if ordered(problem, device, chosen, parts) else []),
             *features(problem),
         ),
         persistent=persistent,
@@ -195,7 +205,8 @@ def flash3_backward(
     product goes over whole ones. In a ragged batch, boxes that reach
     into the next sequence are cleared in SRAM.
     Where key tiles are few, a block has a part of the group's heads, and a launch of its own adds up what the parts gave dK
-    and dV.
+    and dV. Of a ragged batch, blocks take the key tiles of all sequences in one order, the longest first. The first launch
+    writes it.
     """
     return backward(m, q, k, v, out, lse, dout, problem, tile)
 
