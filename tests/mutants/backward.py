@@ -26,13 +26,15 @@ CAPPED = "a soft cap, causal, GQA"
 LONG = "a query less than a tile, a key more"
 PHILOX = "kernels_cu/include/philox.cuh"
 TURNS, TURNS_OF_A_WINDOW = "several tiles", "several tiles, window"
+IN_ORDER = "sequences in an order"
 TURN = "mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);"
 SHAPES = {
     **BACKWARD.shapes,
+    IN_ORDER: {"heads": 2, "lengths": [(3, 60), 0, 130, (200, 260), (9, 5), (130, 0)], "causal": True},
     TURNS: {"heads": 2, "len_q": 270, "len_kv": 250, "head_dim": 128},
     TURNS_OF_A_WINDOW: {"heads": 1, "len_q": 250, "len_kv": 250, "head_dim": 128, "window": (60, 20)},
 }
-"""The problems of verification, and what only turns need."""
+"""The problems of verification, and what only turns and an order of key tiles need."""
 
 
 @dataclass(frozen=True, kw_only=True)
