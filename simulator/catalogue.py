@@ -275,9 +275,7 @@ def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
     main = ("q", "k", "v", "lse", "dout", "delta", "dq_sum"), (*_OFFSETS, "rng_state", "drawn", order)
     boxes = ("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")
     return (
-        Kernel(
-            file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", *_OFFSETS, order), arch=arch
-        ),
+        Kernel(file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", *_OFFSETS, order), arch=arch),
         *(
             Kernel(file, file, (*main[0], *sums, *main[1]), boxes, arch, persistent=True, parts=parts, waits=waits)
             for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))

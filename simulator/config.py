@@ -64,7 +64,7 @@ class Config:
 
     @property
     def ordered(self) -> bool:
-        """Does the first launch put the key tiles of all sequences in an order, in which the blocks of a backward pass take them?"""
+        """Does the first launch of a backward pass put the key tiles of all sequences in an order, the longest first?"""
         return ("ORDERED", 1) in self.constants
 
     @property

@@ -12,9 +12,10 @@ tells the others (`Config.told`). One of a persistent block does so for one tile
 Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this. A block with a whole
 sequence knows which: it looks for none, and reads two numbers of offsets_q.
 
-Or the first launch of a backward pass puts the key tiles of all sequences in one order, the longest first (`Config.ordered`,
-longest_first.cuh). A warp looks for the sequence of a place as above, and goes through all offsets to count the tiles that come
-before. What it finds out takes 32 bytes of HBM. A block of the main launch reads them, and looks for nothing.
+Or the first launch of a backward pass puts the key tiles of all sequences in one order, the longest first
+(`Config.ordered`, longest_first.cuh). A warp looks for the sequence of a place as above. Then it goes through all offsets,
+to count the tiles that come before. What it finds out takes 32 bytes of HBM. A block of the main launch reads them, and
+looks for nothing.
 
 Requests in pages are sequences, too, of a batch as large as they are many. The grid doesn't know how long they are: a persistent
 block goes through the lengths and deals the units of all requests out as it goes (pages.cuh). Whoever walks over the units does so

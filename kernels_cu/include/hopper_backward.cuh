@@ -113,6 +113,10 @@ DEVICE int first_key_at(const Sequence& keys, const Offsets& offsets, int place,
   return aligned + keys.before<BC>(place);
 }
 
+DEVICE int first_key_at(const Shape& shape, const Offsets& offsets, int place, Origin& own) {
+  return first_key_at(sequence_at<BC>(transposed(shape), offsets.kv, place), offsets, place, own);
+}
+
 // The key tile at a place of the order (longest_first.cuh), of the heads before `end`.
 DEVICE Work ordered_tile(const OrderedTile* order, int place, int end, Origin& own) {
   own = load_global<Origin>(&order[place].sequence);
@@ -129,7 +133,7 @@ DEVICE Work key_tile(const Shape& shape, const Offsets& offsets, int number, Ori
   const int first_head = number / (group * key_tiles(shape)) * group;  // of the group
   const int heads = min(group, shape.batch * shape.kv_heads * PARTS - first_head), place = number - first_head * key_tiles(shape);
   if constexpr (ORDERED) return ordered_tile(offsets.order, place / heads, (first_head + place % heads + 1) * members, own);
-  const int first_key = RAGGED ? first_key_at(sequence_at<BC>(transposed(shape), offsets.kv, place / heads), offsets, place / heads, own) : place / heads * BC;
+  const int first_key = RAGGED ? first_key_at(shape, offsets, place / heads, own) : place / heads * BC;
   const Shape keys_first = transposed(own.alone(shape));
   if (RAGGED && first_key >= keys_first.len_q) return {};  // an empty place
   const Keys seen = visible_tiles(keys_first, first_key, min(first_key + BC, keys_first.len_q) - 1, QUERIES);

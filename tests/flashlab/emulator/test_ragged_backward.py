@@ -57,15 +57,14 @@ def taken(p: fl.Problem) -> list[tuple[int, ...]]:
     """The key tiles as `flash3_backward` takes them: the first row of K and the sequence's first query of each, and how many
     queries it has; empty places are ()."""
     arena = Arena()
+    arrays: dict[str, Any] = BACKWARD.draw(p)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulated, "Arena", lambda: arena)
-        run = fl.emulate("flash3_backward", **BACKWARD.draw(p), **p.masks, device=FEW, time_limit=20)
+        run = fl.emulate("flash3_backward", **arrays, **p.masks, device=FEW, time_limit=20)
     assert run.complaints() == []
     assert run.counts.config is not None and run.counts.config.ordered
     tiles = np.asarray(arena.buffers["order"].data).view(np.int32).reshape(-1, 8).tolist()
-    return [
-        (key + first_key, query, queries) if end else () for first_key, end, _, _, key, query, queries, _ in tiles
-    ]
+    return [(key + first_key, query, queries) if end else () for first_key, end, _, _, key, query, queries, _ in tiles]
 
 
 def longest_first(p: fl.Problem) -> list[tuple[int, ...]]:
