@@ -65,7 +65,7 @@ class Config:
     @property
     def ordered(self) -> bool:
         """Does the first launch of a backward pass put the key tiles of all sequences in an order, the longest first?"""
-        return ("ORDERED", 1) in self.constants
+        return "ORDERED" in dict(self.constants)
 
     @property
     def readers(self) -> int:

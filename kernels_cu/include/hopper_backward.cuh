@@ -18,7 +18,7 @@
 #define IN_TURN 0  // do blocks add to dQ in the order of their key tiles?
 #endif
 #ifndef ORDERED
-#define ORDERED 0  // are the key tiles of all sequences taken the longest first?
+#define ORDERED 0  // are the key tiles of all sequences taken the longest first, and which are (longest_first.cuh)?
 #endif
 
 // Columns of whole panels, as TMA's boxes have them. Products go over HEAD_DIM columns, unless they say otherwise: those that pad it

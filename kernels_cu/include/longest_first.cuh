@@ -2,8 +2,9 @@
 // what comes last is short. The launch before writes the order from the offsets: no CPU has to know them.
 //
 // A tile is as long as the queries are many from the first one that sees it to the end of its sequence. Only the top three bits of
-// this length count, and tiles that are alike keep their order. So neighbours in a sequence stay side by side, and what they share
-// (Q, dO and the sums of dQ) stays in the L2. Empty places come last.
+// this length count, and all from an ORDERED-th part of the longest sequence on count as alike. Tiles that are alike keep their order.
+// So neighbours in a sequence stay side by side, and what they share (Q, dO and the sums of dQ) stays in the L2. Only what comes last
+// has to be short. Empty places come at the end.
 #pragma once
 
 #include "hopper_backward.cuh"
@@ -11,10 +12,12 @@
 // Lengths that count as the same: from `least` to before `next`.
 struct Alike { int least, next; };
 
-DEVICE Alike alike(int queries) {
+DEVICE Alike alike(const Shape& shape, int queries) {
+  const int most = shape.longest / max(1, ORDERED);
+  if (queries >= most) return {most, 0x7fffffff};
   int step = 1;
   while (queries / step >= 8) step *= 2;
-  return {queries / step * step, (queries / step + 1) * step};
+  return {queries / step * step, min((queries / step + 1) * step, most)};
 }
 
 // How many key tiles of a sequence, with so many queries and keys, are at least so long: they are its first ones. Tile j is
@@ -33,7 +36,7 @@ DEVICE void put_in_order(const Shape& shape, const Offsets& offsets, OrderedTile
     const int first_key = first_key_at(keys, offsets, place, own);
     const Shape keys_first = transposed(own.alone(shape));
     const bool empty = first_key >= keys_first.len_q;
-    const Alike lengths = alike(min(own.queries, own.queries + shape.right - first_key));
+    const Alike lengths = alike(shape, min(own.queries, own.queries + shape.right - first_key));
     unsigned before = 0;
     for (int first = 0; first < shape.sequences; first += 32) {
       const int other = first + lane_id();

@@ -27,6 +27,8 @@ EDGES = 2
 """How many tiles of queries a block could take while it begins and ends, about."""
 AT_ONCE = 16
 """So many key tiles of a head run at once, about, where blocks take turns."""
+ROUNDS = 8
+"""Under a causal mask, an order of key tiles pays for up to so many rounds of blocks, about."""
 WORTH = 0.9
 """Heads are taken in parts where that takes at most this share of the time."""
 
@@ -80,7 +82,8 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     number that takes the least time by this count:
 
     - The blocks run in rounds, one on each SM. Under a causal mask they are dealt out the longest first, so short ones fill
-      the last round, but for half a block. So they are in a ragged batch (`ordered`), where a quarter of a block is left.
+      the last round, but for half a block. So they are in an order of sequences (`order`), but for a quarter of a block.
+      Other sequences are taken as they come: there the longest block may come last.
     - A visit of a tile of queries takes the time of its five products. A block's begin and end take that of `EDGES` visits.
     - The parts of dK and dV are written and read once.
 
@@ -104,8 +107,10 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     def seconds(parts: int) -> float:
         members, blocks = p.queries_per_kv // parts, heads * tiles * parts
         mean, most = members * visits + EDGES, members * longest + EDGES
-        if uneven:
+        if order(p, device, blocks):
             busy = max((blocks / device.sms + 1 / 4) * mean, most)
+        elif uneven:
+            busy = blocks / device.sms * mean + most
         elif triangular(p):
             busy = max((blocks / device.sms + 1 / 2) * mean, most)
         else:
@@ -117,14 +122,25 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     return best if seconds(best) <= WORTH * seconds(1) else 1
 
 
-def ordered(problem: Problem, device: Device, tile: Tile, parts: int) -> bool:
-    """Does the first launch put the key tiles of all sequences in an order, the longest first? Where they take different
-    times, and not all of them run at once."""
+def order(problem: Problem, device: Device, blocks: int) -> int:
+    """Whether the first launch puts the key tiles of all sequences in an order, the longest first. It does where they take
+    different times and not all `blocks` run at once.
+
+    Tiles from this part of the longest sequence on count as alike: 1 is all of it, 4 a quarter, and 0 says that there is no
+    order. Under a causal mask, key tiles of one sequence find its queries in the L2 only while they run side by side. So
+    only short ones are sorted there, and none where the end of the launch is a small part of it.
+
+    >>> from simulator import DEVICES
+    >>> p = Problem(batch=1, heads=1, lengths=[500, 4000], head_dim=128, dtype="bfloat16")
+    >>> [order(p.replace(causal=causal), DEVICES["h200"], blocks) for causal in (False, True) for blocks in (100, 200, 2000)]
+    [0, 1, 1, 0, 4, 0]
+    """
     p = problem
-    if p.lengths is None or not p.len_q:
-        return False
-    blocks = p.kv_heads * parts * sum(one.key_tiles(tile) for one in p.sequences)
-    return blocks > device.sms and (len(set(p.sequences)) > 1 or triangular(p))
+    if p.lengths is None or not p.len_q or p.left is not None or blocks <= device.sms:
+        return 0
+    if p.right is not None:
+        return 4 if blocks <= ROUNDS * device.sms else 0
+    return int(len(set(p.sequences)) > 1)
 
 
 def heads_in_turn(problem: Problem, device: Device) -> int:
@@ -162,6 +178,8 @@ def configure(
     # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
     persistent = not in_turn and not problem.dropout and problem.head_dim <= PANEL
     parts = choose_parts(problem, device, chosen)
+    tiles = sum(one.key_tiles(chosen) for one in problem.sequences)
+    in_order = order(problem, device, problem.kv_heads * parts * tiles)
     return Config(
         tile=chosen,
         warps=4 * (consumers + 1),
@@ -172,7 +190,7 @@ def configure(
         constants=(
             *([("IN_TURN", 1)] if in_turn else []),
             *([("PARTS", parts)] if parts > 1 else []),
-            *([("ORDERED", 1)] if ordered(problem, device, chosen, parts) else []),
+            *([("ORDERED", in_order)] if in_order else []),
             *features(problem),
         ),
         persistent=persistent,
@@ -205,8 +223,8 @@ def flash3_backward(
     product goes over whole ones. In a ragged batch, boxes that reach
     into the next sequence are cleared in SRAM.
     Where key tiles are few, a block has a part of the group's heads, and a launch of its own adds up what the parts gave dK
-    and dV. Of a ragged batch, blocks take the key tiles of all sequences in one order, the longest first. The first launch
-    writes it.
+    and dV. Of a ragged batch, blocks may take the key tiles of all sequences in one order, the longest first. The first
+    launch writes it.
     """
     return backward(m, q, k, v, out, lse, dout, problem, tile)
 

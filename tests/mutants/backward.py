@@ -30,7 +30,7 @@ IN_ORDER, UNSORTED = "sequences in an order", "sequences, all alike"
 TURN = "mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);"
 SHAPES = {
     **BACKWARD.shapes,
-    IN_ORDER: {"heads": 2, "lengths": [(3, 60), 0, 130, (200, 260), (9, 5), (130, 0)], "causal": True},
+    IN_ORDER: {"heads": 2, "lengths": [57, 0, 130, (3, 70), (200, 260), 60, (130, 0)], "causal": True},
     UNSORTED: {"heads": 1, "lengths": [(40, 64)] * 4},
     TURNS: {"heads": 2, "len_q": 270, "len_kv": 250, "head_dim": 128},
     TURNS_OF_A_WINDOW: {"heads": 1, "len_q": 250, "len_kv": 250, "head_dim": 128, "window": (60, 20)},

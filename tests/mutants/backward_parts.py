@@ -256,7 +256,7 @@ KERNELS = [
             KernelMutant(
                 mechanism="an empty place taken for a key tile", file=ORDER,
                 old="empty ? Work{} : Work{first_key, 1, seen}",
-                new="Work{first_key, 1, seen}", check="bytes",
+                new="Work{first_key, 1, seen}", check="misuse",
             ),
             KernelMutant(
                 mechanism="all blocks with the first head", file=HOPPER_SHARED,

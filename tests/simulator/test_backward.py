@@ -180,7 +180,7 @@ def test_an_order_spares_parts(lengths: list[int], heads: tuple[int, int], dim: 
     alike = fl.count(
         "flash3_backward", Problem(**sizes, lengths=lengths[:1] * 40, dtype="float16"), device="h100"
     ).config
-    assert alike is not None and alike.ordered == causal
+    assert alike is not None and not alike.ordered  # or there are too many
 
 
 @settings(max_examples=60)
