@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from heapq import heapreplace
 
 from simulator.config import WORK, Config, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
@@ -28,9 +30,9 @@ EDGES = 2
 AT_ONCE = 16
 """So many key tiles of a head run at once, about, where blocks take turns."""
 ROUNDS = 8
-"""Under a causal mask, an order of key tiles pays for up to so many rounds of blocks, about."""
+"""In so many rounds of blocks, about, the end is a part of the launch that counts."""
 WORTH = 0.9
-"""Heads are taken in parts where that takes at most this share of the time."""
+"""Heads are taken in parts where that takes at most this share of the time, or where sequences are in an order."""
 
 
 def warpgroups(tile: Tile) -> tuple[int, int]:
@@ -82,8 +84,8 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     number that takes the least time by this count:
 
     - The blocks run in rounds, one on each SM. Under a causal mask they are dealt out the longest first, so short ones fill
-      the last round, but for half a block. So they are in an order of sequences (`order`), but for a quarter of a block.
-      Other sequences are taken as they come: there the longest block may come last.
+      the last round, but for half a block. Of sequences in an `order`, blocks are dealt out one by one here, if they aren't
+      many. Other sequences are taken as they come: there the longest block may come last.
     - A visit of a tile of queries takes the time of its five products. A block's begin and end take that of `EDGES` visits.
     - The parts of dK and dV are written and read once.
 
@@ -98,17 +100,24 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     if p.queries_per_kv == 1 or not tiles:
         return 1
     visits = sum(walk(one.transposed, square).pairs for one, _ in alone) / tiles
+    few = tiles <= ROUNDS * device.sms
+    each = [len(one.transposed.tiles_of_row(j, square)) for one, n in alone if p.lengths and few for j in range(n)]
     # under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one
     longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n in alone if n for j in {0, n // 2, n - 1})
     uneven = len(set(p.sequences)) > 1
     heads, d, boxes = p.batch * p.kv_heads, padded(p.head_dim) + padded(p.head_dim_v), round_up(p.head_dim, PANEL)
     visit = 2 * tile.rows * tile.cols * (2 * d + boxes) / (REACHED * device.tensor_flops / device.sms)
 
+    def in_order(parts: int) -> bool:
+        return order(p, device, heads * tiles * parts) > 0
+
     def seconds(parts: int) -> float:
         members, blocks = p.queries_per_kv // parts, heads * tiles * parts
         mean, most = members * visits + EDGES, members * longest + EDGES
-        if order(p, device, blocks):
-            busy = max((blocks / device.sms + 1 / 4) * mean, most)
+        if in_order(parts) and blocks <= ROUNDS * device.sms:
+            busy = finish(sorted((members * n + EDGES for n in each), reverse=True), heads * parts, device.sms)
+        elif in_order(parts):
+            busy = max((blocks / device.sms + 1 / 2) * mean, most)
         elif uneven:
             busy = blocks / device.sms * mean + most
         elif triangular(p):
@@ -119,7 +128,20 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
         return busy * visit + (parts > 1) * (summed + LAUNCH)
 
     best = min((n for n in range(1, p.queries_per_kv + 1) if p.queries_per_kv % n == 0), key=seconds)
-    return best if seconds(best) <= WORTH * seconds(1) else 1
+    return best if in_order(best) or seconds(best) <= WORTH * seconds(1) else 1
+
+
+def finish(times: Sequence[float], heads: int, sms: int) -> float:
+    """When the last SM is done, if each takes the next block as soon as it is free, and each head has blocks of these times.
+
+    >>> finish([3, 2, 1], heads=1, sms=2), finish([1, 2, 3], heads=1, sms=2)
+    (3.0, 4.0)
+    """
+    free = [0.0] * sms
+    for time in times:
+        for _ in range(heads):
+            heapreplace(free, free[0] + time)
+    return max(free)
 
 
 def order(problem: Problem, device: Device, blocks: int) -> int:
