@@ -78,6 +78,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
                 const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
                 const Tensor dv, const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
                 void* order, const Shape shape) {
+  unsigned* const turns = static_cast<unsigned*>(order);  // or that is the order of key tiles
   const Sram sram;
   open(sram);
   Agenda agenda{shape, sram, {offsets_q, offsets_kv, static_cast<const OrderedTile*>(order)}};
@@ -96,7 +97,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
           Visit at = work.first(shape), last = at;
           unsigned n = 0;  // tiles of queries so far
           auto wait_for_turn = [&] {  // at the tile before, when all warps know of the turn before that
-            Turns{static_cast<unsigned*>(order), shape}.wait(last, work.first_key / BC);
+            Turns{turns, shape}.wait(last, work.first_key / BC);
             mbarrier_arrive(sram.turn((n - 1) & 1));
           };
           auto load_queries = [&] {
@@ -173,7 +174,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       agenda.tell(drawn);
       if constexpr (IN_TURN) {
         // step: dq (producer: passes the turn on: a tile has been added when the next one's slot is free)
-        const Turns all{static_cast<unsigned*>(order), shape};
+        const Turns all{turns, shape};
         int side = 0;
         for (Visit at = work.first(shape); work.left(at); side ^= 1) {
           const Visit added = at;

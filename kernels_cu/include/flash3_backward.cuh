@@ -107,9 +107,9 @@ DEVICE void become_consumer() { claim_registers<RAGGED && !ONE_TILE ? 232 : 240>
 // thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
 //
 // In a ragged batch it also tells the first one, and does so in a block that has no other (ONE_TILE): one thread looks for the
-// sequence, and not all warps. Or the first launch has put all key tiles in an order (ORDERED), and it looks there. So one thread
-// tells where blocks take turns. There each block draws its key tile: whoever has a lower number
-// has begun, and blocks wait for lower numbers only, so nothing hangs.
+// sequence, and not all warps. Where the first launch has put all key tiles in an order (ORDERED), the thread looks there instead.
+// So it tells the first one where blocks take turns. There each block draws its key tile: whoever has a lower number has begun, and
+// blocks wait for lower numbers only, so nothing hangs.
 //
 // The KV heads of a group run side by side before the next ones start, so that what their blocks share (Q, dO and the sums of dQ)
 // stays in the L2.
