@@ -18,15 +18,15 @@
 // Up to head dim 64, blocks are persistent: there is one per SM, which takes key tile after key tile (Agenda). While the consumers
 // end one, and write its gradients, the producer loads the next one's first queries, then its K and V. Under a causal mask the first
 // keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): whoever is free takes
-// the next one. So it is where sequences have different lengths, but those keep their order. Wider heads leave no registers for
-// that, nor does dropout: each key tile has a block of its own (ONE_TILE).
+// the next one. Wider heads leave no registers for that, nor does dropout: each key tile has a block of its own (ONE_TILE).
 //
 // For the same bits in each run (IN_TURN: flash3_backward_deterministic) the blocks of a query tile add to its dQ in the order of
 // their key tiles. The thread that loads Q and dO waits for the block's turn, a tile ahead, and one that does nothing else passes it
 // on. So the warps that multiply wait for mbarriers only.
 //
 // In a ragged batch each sequence has places for its key tiles, and for the tiles of its sums of dQ (sequences.cuh). A box that
-// reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile.
+// reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile. Where blocks have different
+// work, the first launch puts the key tiles of all sequences in an order, the longest first (ORDERED: longest_first.cuh).
 //
 //   SRAM        K, V  BC x D | Q, dO  STAGES x (BR x D) | dS  2 x (BC x BR) | LSE, D  STAGES x BR | mbarriers | work
 //   registers   dK and dV (64 x D), S and dP (64 x BR) in float32; then dQ in place of the last two
@@ -53,7 +53,12 @@ DEVICE Rows rows_of_tile(const Shape& shape, const int* offsets_q) {
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
-                      unsigned* turns, const Shape shape) {
+                      const int* offsets_kv, void* order, const Shape shape) {
+  if constexpr (ORDERED) {
+    // step: delta (in which order key tiles come)
+    put_in_order(shape, {offsets_q, offsets_kv}, static_cast<OrderedTile*>(order));
+  }
+
   // step: delta (of which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
@@ -65,17 +70,18 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   const SumTile sums(dq_sum, tile_of(shape, rows), 0);
   for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.begin + i, make_float4(0, 0, 0, 0));
   if constexpr (IN_TURN)
-    if (threadIdx.x == 0) Turns{turns, shape}.begin({rows.batch * shape.heads + rows.head, rows.first / BR});
+    if (threadIdx.x == 0) Turns{static_cast<unsigned*>(order), shape}.begin({rows.batch * shape.heads + rows.head, rows.first / BR});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                 const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
                 const Tensor dv, const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
-                unsigned* turns, const Shape shape) {
+                void* order, const Shape shape) {
+  unsigned* const turns = static_cast<unsigned*>(order);  // or that is the order of key tiles
   const Sram sram;
   open(sram);
-  Agenda agenda{shape, sram, {offsets_q, offsets_kv}};
+  Agenda agenda{shape, sram, {offsets_q, offsets_kv, static_cast<const OrderedTile*>(order)}};
   const Work& work = agenda.work;
   const Origin& origin = agenda.origin;
 

@@ -68,6 +68,11 @@ class Config:
         return dict(self.constants).get("PARTS", 1)
 
     @property
+    def ordered(self) -> bool:
+        """Does the first launch of a backward pass put the key tiles of all sequences in an order, the longest first?"""
+        return "ORDERED" in dict(self.constants)
+
+    @property
     def readers(self) -> int:
         """How many read an operand that is not split: the warpgroups that multiply, or else the warps."""
         return self.consumers or self.warps

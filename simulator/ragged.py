@@ -12,6 +12,11 @@ tells the others (`Config.told`). One of a persistent block does so for one tile
 Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this. A block with a whole
 sequence knows which: it looks for none, and reads two numbers of offsets_q.
 
+Or the first launch of a backward pass puts the key tiles of all sequences in one order, the longest first
+(`Config.ordered`, longest_first.cuh). A warp looks for the sequence of a place as above. Then it goes through all offsets,
+to count the tiles that come before. What it finds out takes 32 bytes of HBM. A block of the main launch reads them, and
+looks for nothing.
+
 Requests in pages are sequences, too, of a batch as large as they are many. The grid doesn't know how long they are: a persistent
 block goes through the lengths and deals the units of all requests out as it goes (pages.cuh). Whoever walks over the units does so
 (`Config.walks`). Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at lengths, those
@@ -33,6 +38,7 @@ from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
 _NUMBER = 4  # bytes of an offset
+_ORDERED_TILE = 32  # bytes of a key tile in the order
 APART = ("len_q", "len_kv", "bit_bytes", "offsets", "sequences_of_lengths")
 """The axes along which sequences lie one behind the other."""
 
@@ -109,6 +115,10 @@ def joined(
     launches = tuple(_launch(launch, i, parts, problem, operation, config) for i, launch in enumerate(total.launches))
     same = Counter(part.problem for part in parts)
     different = {part.problem: part for part in parts}
+    if config.ordered:
+        n = sum(places(problem, tile.cols, "len_kv"))
+        cols = _ORDERED_TILE // _NUMBER
+        tensors["order"] = Spec("order", 1, n, cols, "int32", "workspace", flat=True, shared=True)
     sequences = tuple((different[one], n) for one, n in same.items())
     return replace(total, launches=launches, tensors=tensors, sequences=sequences)
 
@@ -161,6 +171,8 @@ def _launch(
         if name in axes and axes[name].isdisjoint(APART):  # all sequences have it in common
             distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
     side, ledger = _SIDES[total.along], dict(total.ledger)
+    if config.ordered and total.along == "len_kv":
+        side = side._replace(searched=None, read=None)
     room = side.places(p, config.tile, total.along)
     heads: int = 1 if total.shared else p.batch * getattr(p, side.heads)
     step = "load_mask" if total.shared else side.step
@@ -171,6 +183,11 @@ def _launch(
             ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * total.cols * asking
             distinct[name, "read"] = _NUMBER * seen
     blocks = heads * sum(room) * total.cols
+    if config.ordered and total.along == "len_kv":
+        ledger[Entry(step, "order", "hbm.read")] = _ORDERED_TILE * blocks
+        distinct["order", "read"] = _ORDERED_TILE * sum(room)
+    if config.ordered and total.along == "delta":
+        _put_in_order(ledger, distinct, step, places(p, config.tile.cols, "len_kv"))
     for entry, n in total.ledger.items():
         if entry.tensor == WORK:  # of each tile, and that none is left; or of a place
             told = total.blocks + config.grid(p, parts[0].device, blocks) if config.persistent else blocks
@@ -186,6 +203,18 @@ def _launch(
         boxes=boxes,
         walk=None,
     )
+
+
+def _put_in_order(ledger: dict[Entry, int], distinct: dict[tuple[str, str], int], step: str, room: list[int]) -> None:
+    """What the first launch does where it puts the key tiles of sequences with so many places in an order."""
+    places, ends = sum(room), len(room) + 1
+    searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
+    read = {"offsets_q": 2 * places * ends, "offsets_kv": searched + 2 * places * len(room)}
+    for name, looks in read.items():
+        entry = Entry(step, name, "hbm.read")
+        ledger[entry] = ledger.get(entry, 0) + _NUMBER * looks
+        distinct[name, "read"] = _NUMBER * ends
+    ledger[Entry(step, "order", "hbm.write")] = distinct["order", "write"] = _ORDERED_TILE * places
 
 
 def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, config: Config) -> LaunchCounts:

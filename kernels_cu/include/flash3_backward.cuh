@@ -6,6 +6,7 @@ constexpr int QUERIES = BR;
 
 #include "clear.cuh"
 #include "hopper_backward.cuh"
+#include "longest_first.cuh"
 #include "philox.cuh"
 
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
@@ -15,6 +16,7 @@ constexpr int PART_ROWS = 16;       // of a block of the launch that adds up par
 constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64 || IN_TURN;
 constexpr bool TOLD = RAGGED || IN_TURN;  // a block is told its first key tile, too
 static_assert(!(RAGGED && IN_TURN), "sequences have no turns here");
+static_assert(RAGGED || !ORDERED, "only sequences are put in an order");
 constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
 static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && COLUMNS / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
 
@@ -105,8 +107,9 @@ DEVICE void become_consumer() { claim_registers<RAGGED && !ONE_TILE ? 232 : 240>
 // thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
 //
 // In a ragged batch it also tells the first one, and does so in a block that has no other (ONE_TILE): one thread looks for the
-// sequence, and not all warps. So it does where blocks take turns. There each block draws its key tile: whoever has a lower number
-// has begun, and blocks wait for lower numbers only, so nothing hangs.
+// sequence, and not all warps. Where the first launch has put all key tiles in an order (ORDERED), the thread looks there instead.
+// So it tells the first one where blocks take turns. There each block draws its key tile: whoever has a lower number has begun, and
+// blocks wait for lower numbers only, so nothing hangs.
 //
 // The KV heads of a group run side by side before the next ones start, so that what their blocks share (Q, dO and the sums of dQ)
 // stays in the L2.

@@ -17,6 +17,9 @@
 #ifndef IN_TURN
 #define IN_TURN 0  // do blocks add to dQ in the order of their key tiles?
 #endif
+#ifndef ORDERED
+#define ORDERED 0  // are the key tiles of all sequences taken the longest first, and which are (longest_first.cuh)?
+#endif
 
 // Columns of whole panels, as TMA's boxes have them. Products go over HEAD_DIM columns, unless they say otherwise: those that pad it
 // are zeros.
@@ -82,6 +85,12 @@ struct alignas(16) Origin {
   }
 };
 
+// What the order of key tiles has of each: `end` is 1, or 0 of an empty place.
+struct OrderedTile {
+  Work work;
+  Origin sequence;
+};
+
 // What one thread told all warps in SRAM: a key tile, and its sequence.
 DEVICE Work told_work(unsigned at) {
   const Work told = lane_id() == 0 ? load_shared<Work>(at) : Work{};
@@ -94,15 +103,26 @@ DEVICE Origin told_origin(unsigned at) {
 
 DEVICE int key_tiles(const Shape& shape) { return row_tiles_of<BC>(transposed(shape)); }
 
-// The first key of the tile at a place, and its sequence.
-DEVICE int first_key_at(const Shape& shape, const Offsets& offsets, int place, Origin& own) {
-  const Sequence keys = sequence_at<BC>(transposed(shape), offsets.kv, place);
+// The first key of the tile at a place, and its sequence, which has these `keys`.
+DEVICE int first_key_at(const Sequence& keys, const Offsets& offsets, int place, Origin& own) {
   own.query = load_global<int>(offsets.q + keys.number);
   own.queries = load_global<int>(offsets.q + keys.number + 1) - own.query;
   own.tile = own.query / QUERIES + keys.number;
   const int aligned = own.queries - (keys.end - keys.first);  // the query that the first key is aligned with
   own.key = keys.first - aligned;
   return aligned + keys.before<BC>(place);
+}
+
+DEVICE int first_key_at(const Shape& shape, const Offsets& offsets, int place, Origin& own) {
+  return first_key_at(sequence_at<BC>(transposed(shape), offsets.kv, place), offsets, place, own);
+}
+
+// The key tile at a place of the order (longest_first.cuh), of the heads before `end`.
+DEVICE Work ordered_tile(const OrderedTile* order, int place, int end, Origin& own) {
+  own = load_global<Origin>(&order[place].sequence);
+  Work work = load_global<Work>(&order[place].work);
+  if (work.end > 0) work.end = end;
+  return work;
 }
 
 // The key tile of a number, and its sequence. The first of each head come first: under a causal mask most queries see them. The KV
@@ -112,6 +132,7 @@ DEVICE Work key_tile(const Shape& shape, const Offsets& offsets, int number, Ori
   const int members = members_of(shape), group = shape.group / members;
   const int first_head = number / (group * key_tiles(shape)) * group;  // of the group
   const int heads = min(group, shape.batch * shape.kv_heads * PARTS - first_head), place = number - first_head * key_tiles(shape);
+  if constexpr (ORDERED) return ordered_tile(offsets.order, place / heads, (first_head + place % heads + 1) * members, own);
   const int first_key = RAGGED ? first_key_at(shape, offsets, place / heads, own) : place / heads * BC;
   const Shape keys_first = transposed(own.alone(shape));
   if (RAGGED && first_key >= keys_first.len_q) return {};  // an empty place

@@ -17,7 +17,11 @@
 #define RAGGED 0
 #endif
 
-struct Offsets { const int *q, *kv; };  // NULL unless RAGGED
+struct OrderedTile;
+struct Offsets {  // NULL unless RAGGED
+  const int *q, *kv;
+  const OrderedTile* order = nullptr;  // that of a backward pass's key tiles, if they are ORDERED
+};
 
 // A row tile of a sequence. Rows of a ragged batch are numbered as the keys that they are aligned with, from len_kv - len_q on:
 // so `keys` is all that is left of both lengths, which saves registers. Row `row` is row q + row of its head, key `key` is kv + key.

@@ -52,6 +52,10 @@ DEVICE float warp_max(float x) {
   for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
   return x;
 }
+DEVICE unsigned warp_sum(unsigned x) {
+  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
 DEVICE float warp_sum(float x) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);

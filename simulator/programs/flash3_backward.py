@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from heapq import heapreplace
 
 from simulator.config import WORK, Config, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
@@ -27,8 +29,10 @@ EDGES = 2
 """How many tiles of queries a block could take while it begins and ends, about."""
 AT_ONCE = 16
 """So many key tiles of a head run at once, about, where blocks take turns."""
+ROUNDS = 8
+"""In so many rounds of blocks, about, the end is a part of the launch that counts."""
 WORTH = 0.9
-"""Heads are taken in parts where that takes at most this share of the time."""
+"""Heads are taken in parts where that takes at most this share of the time, or where sequences are in an order."""
 
 
 def warpgroups(tile: Tile) -> tuple[int, int]:
@@ -80,8 +84,8 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     number that takes the least time by this count:
 
     - The blocks run in rounds, one on each SM. Under a causal mask they are dealt out the longest first, so short ones fill
-      the last round, but for half a block. Sequences of a ragged batch are taken in their order: there the longest block may
-      come last.
+      the last round, but for half a block. Of sequences in an `order`, blocks are dealt out one by one here, if they aren't
+      many. Other sequences are taken as they come: there the longest block may come last.
     - A visit of a tile of queries takes the time of its five products. A block's begin and end take that of `EDGES` visits.
     - The parts of dK and dV are written and read once.
 
@@ -96,16 +100,25 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     if p.queries_per_kv == 1 or not tiles:
         return 1
     visits = sum(walk(one.transposed, square).pairs for one, _ in alone) / tiles
+    few = tiles <= ROUNDS * device.sms
+    each = [len(one.transposed.tiles_of_row(j, square)) for one, n in alone if p.lengths and few for j in range(n)]
     # under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one
     longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n in alone if n for j in {0, n // 2, n - 1})
     uneven = len(set(p.sequences)) > 1
     heads, d, boxes = p.batch * p.kv_heads, padded(p.head_dim) + padded(p.head_dim_v), round_up(p.head_dim, PANEL)
     visit = 2 * tile.rows * tile.cols * (2 * d + boxes) / (REACHED * device.tensor_flops / device.sms)
 
+    def in_order(parts: int) -> bool:
+        return order(p, device, heads * tiles * parts) > 0
+
     def seconds(parts: int) -> float:
         members, blocks = p.queries_per_kv // parts, heads * tiles * parts
         mean, most = members * visits + EDGES, members * longest + EDGES
-        if uneven:
+        if in_order(parts) and blocks <= ROUNDS * device.sms:
+            busy = finish(sorted((members * n + EDGES for n in each), reverse=True), heads * parts, device.sms)
+        elif in_order(parts):
+            busy = max((blocks / device.sms + 1 / 2) * mean, most)
+        elif uneven:
             busy = blocks / device.sms * mean + most
         elif triangular(p):
             busy = max((blocks / device.sms + 1 / 2) * mean, most)
@@ -115,7 +128,41 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
         return busy * visit + (parts > 1) * (summed + LAUNCH)
 
     best = min((n for n in range(1, p.queries_per_kv + 1) if p.queries_per_kv % n == 0), key=seconds)
-    return best if seconds(best) <= WORTH * seconds(1) else 1
+    return best if in_order(best) or seconds(best) <= WORTH * seconds(1) else 1
+
+
+def finish(times: Sequence[float], heads: int, sms: int) -> float:
+    """When the last SM is done, if each takes the next block as soon as it is free, and each head has blocks of these times.
+
+    >>> finish([3, 2, 1], heads=1, sms=2), finish([1, 2, 3], heads=1, sms=2)
+    (3.0, 4.0)
+    """
+    free = [0.0] * sms
+    for time in times:
+        for _ in range(heads):
+            heapreplace(free, free[0] + time)
+    return max(free)
+
+
+def order(problem: Problem, device: Device, blocks: int) -> int:
+    """Whether the first launch puts the key tiles of all sequences in an order, the longest first. It does where they take
+    different times and not all `blocks` run at once.
+
+    Tiles from this part of the longest sequence on count as alike: 1 is all of it, 4 a quarter, and 0 says that there is no
+    order. Under a causal mask, key tiles of one sequence find its queries in the L2 only while they run side by side. So
+    only short ones are sorted there, and none where the end of the launch is a small part of it.
+
+    >>> from simulator import DEVICES
+    >>> p = Problem(batch=1, heads=1, lengths=[500, 4000], head_dim=128, dtype="bfloat16")
+    >>> [order(p.replace(causal=causal), DEVICES["h200"], blocks) for causal in (False, True) for blocks in (100, 200, 2000)]
+    [0, 1, 1, 0, 4, 0]
+    """
+    p = problem
+    if p.lengths is None or not p.len_q or p.left is not None or blocks <= device.sms:
+        return 0
+    if p.right is not None:
+        return 4 if blocks <= ROUNDS * device.sms else 0
+    return int(len(set(p.sequences)) > 1)
 
 
 def heads_in_turn(problem: Problem, device: Device) -> int:
@@ -153,6 +200,8 @@ def configure(
     # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
     persistent = not in_turn and not problem.dropout and problem.head_dim <= PANEL
     parts = choose_parts(problem, device, chosen)
+    tiles = sum(one.key_tiles(chosen) for one in problem.sequences)
+    in_order = order(problem, device, problem.kv_heads * parts * tiles)
     return Config(
         tile=chosen,
         warps=4 * (consumers + 1),
@@ -163,6 +212,7 @@ def configure(
         constants=(
             *([("IN_TURN", 1)] if in_turn else []),
             *([("PARTS", parts)] if parts > 1 else []),
+            *([("ORDERED", in_order)] if in_order else []),
             *features(problem),
         ),
         persistent=persistent,
@@ -195,7 +245,8 @@ def flash3_backward(
     product goes over whole ones. In a ragged batch, boxes that reach
     into the next sequence are cleared in SRAM.
     Where key tiles are few, a block has a part of the group's heads, and a launch of its own adds up what the parts gave dK
-    and dV.
+    and dV. Of a ragged batch, blocks may take the key tiles of all sequences in one order, the longest first. The first
+    launch writes it.
     """
     return backward(m, q, k, v, out, lse, dout, problem, tile)
 

@@ -26,13 +26,16 @@ CAPPED = "a soft cap, causal, GQA"
 LONG = "a query less than a tile, a key more"
 PHILOX = "kernels_cu/include/philox.cuh"
 TURNS, TURNS_OF_A_WINDOW = "several tiles", "several tiles, window"
+IN_ORDER, UNSORTED = "sequences in an order", "sequences, all alike"
 TURN = "mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);"
 SHAPES = {
     **BACKWARD.shapes,
+    IN_ORDER: {"heads": 2, "lengths": [57, 0, 130, (3, 70), (200, 260), 60, (130, 0)], "causal": True},
+    UNSORTED: {"heads": 1, "lengths": [(40, 64)] * 4},
     TURNS: {"heads": 2, "len_q": 270, "len_kv": 250, "head_dim": 128},
     TURNS_OF_A_WINDOW: {"heads": 1, "len_q": 250, "len_kv": 250, "head_dim": 128, "window": (60, 20)},
 }
-"""The problems of verification, and what only turns need."""
+"""The problems of verification, and what only turns and an order of key tiles need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,11 +330,11 @@ KERNELS = [
             KernelMutant(
                 mechanism="key tiles looked for among the queries", file=HOPPER_SHARED,
                 old="sequence_at<BC>(transposed(shape), offsets.kv,", new="sequence_at<BC>(shape, offsets.q,", check="misuse",
-                case=SEQUENCES,
+                case=UNSORTED,
             ),
             KernelMutant(
-                mechanism="keys aligned with the batch's end", file=HOPPER_SHARED,
-                old="aligned = own.queries - (keys.end - keys.first);", new="aligned = shape.len_q - shape.len_kv;",
+                mechanism="first keys aligned with the first queries", file=HOPPER_SHARED,
+                old="aligned = own.queries - (keys.end - keys.first);", new="aligned = 0;",
                 check="misuse", case=SEQUENCES,
             ),
             KernelMutant(
@@ -377,7 +380,7 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="empty places told", file=HOPPER_TILES,
-                old="if (!ONE_TILE && number <= last() && told.end == 0) continue;", new="", check="misuse", case=SEQUENCES,
+                old="if (!ONE_TILE && number <= last() && told.end == 0) continue;", new="", check="misuse", case=UNSORTED,
             ),
             KernelMutant(
                 mechanism="sequences told before all know the last", file=HOPPER_TILES,

@@ -1,4 +1,5 @@
-"""Seeded bugs in parts of a group's heads, in ragged batches of wide heads, and in products between whole panels (on Hopper)."""
+"""Seeded bugs on Hopper: in parts of a group's heads, in ragged batches of wide heads, in products between whole panels, and in the
+order of key tiles."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from tests.mutants.backward import (
     HOPPER,
     HOPPER_SHARED,
     HOPPER_TILES,
+    IN_ORDER,
     KERNEL,
     SEQUENCES,
     WIDE,
@@ -15,6 +17,7 @@ from tests.mutants.backward import (
     KernelMutant,
 )
 
+ORDER = "kernels_cu/include/longest_first.cuh"
 PARTS, PARTS_APART = "a group's heads, few keys, causal, batch 2", "a group's heads, few keys, sequences"
 
 KERNELS = [
@@ -204,6 +207,66 @@ KERNELS = [
             KernelMutant(
                 mechanism="S and dP for dQ over whole panels", old="d < HEAD_DIM; d += 16) wgmma_ss",
                 new="d < COLUMNS; d += 16) wgmma_ss", check="bytes",
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash3_backward", case=IN_ORDER)
+        for each in (
+            KernelMutant(
+                mechanism="alike tiles of the sequences behind come first, too", file=ORDER,
+                old="other < keys.number ? lengths.least : lengths.next",
+                new="lengths.least", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="alike tiles of two sequences at one place of the order", file=ORDER,
+                old="other < keys.number ? lengths.least : lengths.next",
+                new="lengths.next", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="a length as it is against one of three bits", file=ORDER,
+                old="return {queries / step * step,",
+                new="return {queries,", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="the tiles before it in its own sequence left out", file=ORDER,
+                old="tiles = keys.before<BC>(place) / BC;",
+                new="tiles = 0;", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="two empty places at one place of the order", file=ORDER,
+                old="tiles = end_kv / BC - kv / BC + 1;",
+                new="tiles = ceil_div(end_kv - kv, BC);", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="the last tile of a sequence not counted", file=ORDER,
+                old="min(ceil_div(keys, BC),",
+                new="min(keys / BC,", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="a sequence's keys for its queries", file=ORDER,
+                old="return queries < least ? 0 :",
+                new="return keys < least ? 0 :", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="the first lane's sequence alone", file=ORDER,
+                old="before = warp_sum(before);",
+                new="", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="an empty place taken for a key tile", file=ORDER,
+                old="empty ? Work{} : Work{first_key, 1, seen}",
+                new="Work{first_key, 1, seen}", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="all blocks with the first head", file=HOPPER_SHARED,
+                old="if (work.end > 0) work.end = end;",
+                new="", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="the key tiles of another number", file=HOPPER_SHARED,
+                old="ordered_tile(offsets.order, place / heads,",
+                new="ordered_tile(offsets.order, place % heads,", check="misuse",
             ),
         )
     ),
