@@ -129,9 +129,7 @@ class Block:
         self._count(tensor.name, hbm_read=warps * read)
         return self.registers(rows, min(cols, tensor.cols - j * cols), data)
 
-    def look_up(
-        self, tensor: HbmTensor, j: int, rows: int, shares: int | None = None, *, box: int = 0
-    ) -> None:
+    def look_up(self, tensor: HbmTensor, j: int, rows: int, shares: int | None = None, *, box: int = 0) -> None:
         """HBM to registers: the pages in which rows of tile j lie, if they lie in pages. The warps that read split the rows.
 
         Each reads an entry of the block table for each page that its rows touch. `shares` says into how many parts the rows are

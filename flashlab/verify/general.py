@@ -219,7 +219,7 @@ def rows(
         # the counts are the tile program's: kernels have none of their own here. And its products are NumPy's, which may sum up
         # otherwise where a tile has other rows
         elsewhere = (check is _byte_counts and not simulated) or (check is shared.requests and simulated)
-        elsewhere |= check is pages.drafts and "drafts" not in subject.row.support.masks
+        elsewhere |= check is pages.drafts and isinstance(subject, Ours) and "drafts" not in subject.row.support.masks
         if (checks is not None and name not in checks) or elsewhere:
             continue
         for dtype in dtypes:

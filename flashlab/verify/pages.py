@@ -71,7 +71,7 @@ def drafts(subject: Subject, p: Problem, seed: int) -> float | None:
     """A chain of drafts is a causal mask, and one in which all are visible is none, to the bit. A random tree obeys the rule, and
     what a draft holds that nobody sees changes no bit. More queries than a word has bits have no drafts: there is nothing to check.
     """
-    from flashlab.verify.general import judged  # which has this probe among its checks
+    from flashlab.verify.general import worst  # which has this probe among its checks
 
     if p.len_q > MOST_DRAFTS:
         return None
@@ -87,12 +87,12 @@ def drafts(subject: Subject, p: Problem, seed: int) -> float | None:
     for i in range(p.len_q):  # each draft but the first has one before it as its parent
         words.append(1 << i | (words[rng.integers(i)] if i else 0))
     given = _masked(p, arrays, words)
-    worst = judged(subject.row, tree, given, subject.run(tree, given))
+    found = worst(PAGED, subject.expect(tree, given), subject.run(tree, given))
     unseen = int(rng.integers(p.len_q))
     given = _masked(p, arrays, [word & ~(1 << unseen) for word in words])
     other = {**given, **{name: _with_draft(p, given, name, unseen) for name in PAGED.pools}}
     _equal(subject.run(tree, given), subject.run(tree, other), "what a hidden draft holds")
-    return worst
+    return found
 
 
 def _masked(p: Problem, arrays: Arrays, words: Sequence[int]) -> dict[str, Array]:
