@@ -117,7 +117,10 @@ class Adapter:
                 raise unknown("names", own, has)
 
     def _check_gradients(self) -> None:
-        atomics = (self.atomics,) if isinstance(self.atomics, str) else tuple(self.atomics)
+        try:
+            atomics = (self.atomics,) if isinstance(self.atomics, str) else tuple(self.atomics)
+        except TypeError:  # arrays without axes say so late
+            raise UsageError("atomics", self.atomics, f"some of {', '.join(GRADIENTS)}") from None
         object.__setattr__(self, "atomics", atomics)  # a name alone is a list of one
         for name in atomics:
             among("atomics", name, GRADIENTS)
