@@ -27,6 +27,12 @@ def newest(kind: str, condition: str | None = None, *, algorithm: str = NAME) ->
     return results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, condition=condition)
 
 
+def newest_on(device_name: str) -> results.Result | None:
+    """The newest times beside other libraries on a GPU of such a name."""
+    found = results.find(ROOT / results.FOLDER, kind="bench", algorithm=NAME)
+    return next((r for r in reversed(found) if device_name in device(r) and r.content["condition"] is None), None)
+
+
 def counted(of: results.Result | None) -> str:
     """How many counts are equal, of which algorithms."""
     if of is None:
@@ -97,7 +103,8 @@ def ordered(of: results.Result | None) -> str:
 def blocks() -> dict[str, str]:
     return {
         "counted": counted(newest("counters")),
-        "timed": timed(newest("bench"), PEERS),
+        "timed": timed(newest_on("H200"), PEERS),
+        "h100": timed(newest_on("H100"), {peer: PEERS[peer] for peer in PEERS if peer != "flash2_backward"}),
         "wide": timed(newest("bench", algorithm=WIDE), {peer: PEERS[peer] for peer in PEERS if peer != "fa4"}),
         "dropped": dropped(results.latest("dropout", ROOT / results.FOLDER)),
         "control": control("mbarrier-of-a-warp"),

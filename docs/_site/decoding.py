@@ -14,10 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decoding.md"
 
 
-def timed(algorithm: str) -> str:
+def timed(algorithm: str, condition: str | None = None) -> str:
     """A table of an algorithm's cells beside others' kernels and a plain read."""
     found = results.find(ROOT / results.FOLDER, kind="decoding", algorithm=algorithm)
-    of = next((r for r in reversed(found) if r.data["algorithm"] == algorithm), None)
+    own = (r for r in reversed(found) if r.data["algorithm"] == algorithm and r.content["condition"] == condition)
+    of = next(own, None)
     if of is None:
         return "This was not measured yet.\n"
     table = decoding.KIND.table(decoding.KIND.schema.model_validate(of.data))
@@ -37,6 +38,7 @@ def appended() -> str:
 def blocks() -> dict[str, str]:
     names = {"timed": "flash_decoding", "paged": "paged", "cascade": "cascade"}
     return {block: timed(name) for block, name in names.items()} | {
+        "quantized": timed("paged", "quantized"),
         "append": appended(),
         "control": control("barrier-arrive"),
     }
