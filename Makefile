@@ -2,7 +2,7 @@
 # make test       set up and run what each change must pass: lint, types, tests, documentation
 # make test-torch run, on a CPU, what needs torch; in an environment of its own
 # make test-triton run, on a CPU, what needs Triton, by its interpreter; in an environment of its own
-# make test-long  run what takes too long for make test, and what needs JAX
+# make test-long  run what takes too long for make test, and what needs JAX: hours on 2 cores (JOBS=16 where there are 16)
 # make lab        open JupyterLab at the first lesson
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
 # make docs       build the site into out/site, and make lite
@@ -18,7 +18,8 @@ LITE := .venv-lite/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 INSTALL := -m pip install --quiet --disable-pip-version-check
 WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_process.py
-PYTEST := -m pytest -n 2 --dist loadgroup
+JOBS ?= 2
+PYTEST := -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite lock clean
 
