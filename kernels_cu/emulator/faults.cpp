@@ -4,6 +4,8 @@
 
 #include <mutex>
 
+#include "launch.h"
+
 namespace emulator {
 
 thread_local sigjmp_buf* landing = nullptr;
@@ -34,7 +36,9 @@ Place place_of(const void* context) {
 }
 
 void on_signal(int signal, siginfo_t* info, void* context) {
-  if (!landing && signal == LATE) return;  // it has just ended by itself
+  // It has just ended by itself. Or it is in a function of the system, as where it has another thread begin: nobody would
+  // release what that holds, or mend a heap that is half changed. The watch comes again.
+  if (signal == LATE && (!landing || !inside_image(place_of(context)))) return;
   if (!landing) return void(sigaction(signal, &before[signal], nullptr));  // happens again, to whoever minds
   fault = {signal, place_of(context), info->si_addr};
   siglongjmp(*landing, 1);
@@ -44,6 +48,7 @@ void on_signal(int signal, siginfo_t* info, void* context) {
 
 FaultHandlers::FaultHandlers() {
   const std::lock_guard lock(handlers);
+  image_base();  // the handler will ask for it, and the first time may allocate
   if (alive++) return;
   struct sigaction action {};
   action.sa_sigaction = on_signal;
