@@ -78,8 +78,8 @@ def pays(problem: Problem, device: Device) -> bool:
     """Is it faster than `paged`? Its tiles have 128 rows of one head, and nobody shares the keys of a row tile.
 
     So what counts is how many of these rows queries fill, times how many SMs the row tiles keep busy. `paged` packs the heads of a
-    group, and splits the keys. On an H100 (32 heads, 8 KV heads, contexts of 4,096) it was as fast with 5 to 7 queries of each of
-    4, 16 or 64 requests, and with 15 of one.
+    group, and splits the keys. By trial on an H100, with no file of it (32 heads, 8 KV heads, contexts of 4,096), it was faster
+    with 4 queries of each of 4, 16 or 64 requests and with 8 of one, and slower with 8 and with 16.
 
     >>> from simulator.devices import DEVICES
     >>> p = Problem(batch=16, heads=32, kv_heads=8, len_q=512, len_kv=8192, head_dim=128, dtype="bfloat16", page_size=16)
