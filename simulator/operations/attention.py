@@ -374,6 +374,8 @@ def naive_loop(
         q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask, rng_state=rng_state,
         k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
+    queries = q.astype(np.float64)
+    keys_of, values_of = _unscaled(p.k_scale, k, given.get("k_scale")), _unscaled(p.v_scale, v, given.get("v_scale"))
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
@@ -387,11 +389,7 @@ def naive_loop(
         if not seen:
             continue
         kv = h // p.queries_per_kv
-        keys_seen, values_seen = (
-            np.array([x[b, kv, j].astype(np.float64) * _scale_of_key(form, given.get(name), b, kv, j) for j in seen])
-            for x, form, name in ((k, p.k_scale, "k_scale"), (v, p.v_scale, "v_scale"))
-        )
-        logits = p.scale * (keys_seen @ q[b, h, i].astype(np.float64))
+        logits = p.scale * (keys_of[b, kv, seen] @ queries[b, h, i])
         if p.soft_cap:
             logits = [p.soft_cap * math.tanh(logit / p.soft_cap) for logit in logits]
         if p.alibi:
@@ -401,15 +399,18 @@ def naive_loop(
         weights = np.exp(np.asarray(logits) - lse[b, h, i])
         if p.dropout:
             weights *= [is_kept(p, given["rng_state"], b * p.heads + h, i, j) * 256 / p.kept for j in seen]
-        out[b, h, i] = weights @ values_seen
+        out[b, h, i] = weights @ values_of[b, kv, seen]
     return Reference(out, lse)
 
 
-def _scale_of_key(form: str | None, scale: Array | None, b: int, h: int, j: int) -> Any:
-    """What key j of a batch and KV head is multiplied with, or its value: a number, or one for each channel."""
+def _unscaled(form: str | None, x: Array, scale: Array | None) -> Array:
+    """K or V in float64, each key's row multiplied with its scale: a number, or one for each channel."""
+    wide = x.astype(np.float64)
     if form is None or scale is None:
-        return 1.0
-    return scale[{"tensor": (0,), "head": (h,), "channel": (h,), "token": (b, h, j)}[form]].astype(np.float64)
+        return wide
+    for b, h, j in np.ndindex(x.shape[:3]):
+        wide[b, h, j] *= scale[{"tensor": (0,), "head": (h,), "channel": (h,), "token": (b, h, j)}[form]].astype(np.float64)
+    return wide
 
 
 def _is_shown(problem: Problem, mask: Array, i: int, j: int) -> bool:
