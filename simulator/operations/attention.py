@@ -409,7 +409,9 @@ def _unscaled(form: str | None, x: Array, scale: Array | None) -> Array:
     if form is None or scale is None:
         return wide
     for b, h, j in np.ndindex(x.shape[:3]):
-        wide[b, h, j] *= scale[{"tensor": (0,), "head": (h,), "channel": (h,), "token": (b, h, j)}[form]].astype(np.float64)
+        wide[b, h, j] *= scale[{"tensor": (0,), "head": (h,), "channel": (h,), "token": (b, h, j)}[form]].astype(
+            np.float64
+        )
     return wide
 
 
