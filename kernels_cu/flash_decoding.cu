@@ -3,16 +3,16 @@
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype
 //   lse (batch, heads, len_q) float32, or NULL    rows padded to 16 bytes
 //   partial (batch * kv_heads, places, rows, head_dim), partial_m, partial_l (batch * kv_heads, places, rows)    float32
-//   arrivals (batch * kv_heads, nodes, row tiles, warps)    zeros
+//   arrivals (batch * kv_heads, nodes, row tiles, WARPS)    zeros
 //
 // The query heads that share a KV head, and all queries, are the rows of one tile: row r is query r / G of head r % G. A unit of
 // work is BR rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other.
 //
 // Split-K: each of the WARPS warps that compute has all rows and its own keys of each tile. It copies them for itself, STAGES tiles
 // ahead and on into the next units, so bytes are on their way at all times. As many other warps join what these have of a
-// chunk, and merge it with its neighbours: in the meantime the next chunk goes on. At the block's end all warps merge what lies in several
-// units: whichever warp comes last to a node of the tree (tree.cuh). A fence waits for all that its SM reads, the whole queue while it
-// streams, so before the end there is none. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
+// chunk, and merge it with its neighbours: in the meantime the next chunk goes on. What lies in several units is merged by whichever
+// warp comes last to a node of the tree (tree.cuh), as soon as it comes: were it left to the block's end, the block that comes last
+// would merge nearly all. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
 //
 // K and V may have 8 bits, with scales: see cache.cuh. In pages the last keys may be drafts, with a mask: see drafts.cuh.
 //
@@ -490,14 +490,15 @@ struct Results {
   Unit unit = {};
   int first_row = 0;
 
+  static DEVICE int own_row() { return warp_id() - WARPS; }  // this warp has that one, the row WARPS later, and so on
   DEVICE int flat_head() const { return unit.batch * units.kv_heads + unit.kv_head; }
   DEVICE int part_columns() const { return round_up(shape.head_dim, 4); }  // with padding
   DEVICE long long part_at(int at, int row) const {
     return (static_cast<long long>(flat_head()) * room.places + at) * units.all_rows + first_row + row;
   }
 
-  // The chunks of a unit, as they come. This warp has row `own`, the row WARPS later, and so on.
-  DEVICE void merge_run(const Place& place, const Sram& sram, int own) const {
+  // The chunks of a unit, as they come.
+  DEVICE void merge_run(const Place& place, const Sram& sram) const {
     Part waiting[LEVELS_OF_RUN + 1][BR / WARPS];  // of each level, the left one of two neighbours
 #pragma unroll 1
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
@@ -505,7 +506,7 @@ struct Results {
       named_barrier_sync(FILLED, 2 * THREADS);
 #pragma unroll
       for (int i = 0; i < BR / WARPS; ++i) {
-        const int row = own + i * WARPS;
+        const int row = own_row() + i * WARPS;
         Part x = of_all_warps(sram, row);
         warp_barrier();  // or ptxas leaves out some reads of rows outside
         if (row >= place.rows) continue;
@@ -554,7 +555,7 @@ struct Results {
       bool last = false;
       warp_barrier();  // this warp's partial results are written
       if (lane_id() == 0)
-        last = last_to_arrive(arrivals + (counter * units.row_tiles + unit.row_tile) * 2 * WARPS + warp_id(), siblings.last - siblings.first);
+        last = last_to_arrive(arrivals + (counter * units.row_tiles + unit.row_tile) * WARPS + own_row(), siblings.last - siblings.first);
       if (!any_lane(last)) return;
       warp_barrier();  // those of the others are there
       merge_siblings(level, place.rows);
@@ -568,7 +569,7 @@ struct Results {
     auto is_there = [&](int n) { return child + n >= siblings.first && child + n <= siblings.last; };
     const long long apart = static_cast<long long>(units.all_rows) * part_columns();  // from one to the next
 #pragma unroll 1
-    for (int row = warp_id(); row < rows; row += 2 * WARPS) {
+    for (int row = own_row(); row < rows; row += WARPS) {
       // step: merge
       float m = LOWEST, l = 0;
       lanes_meet();
@@ -620,12 +621,15 @@ struct Results {
   }
 };
 
-template <class Work>
-DEVICE void for_each_unit(Results results, Work work) {
-  for (Unit unit = results.units.first(); results.units.has(unit); results.units.move_on(unit)) {
-    const Place place(results.units, unit);
+// The warps that merge: what the others have of each unit, and at once what lies in several units.
+DEVICE void merge(Results results, const Sram& sram) {
+  const Units& units = results.units;
+  for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
+    const Place place(units, unit);
     results.unit = unit, results.first_row = place.first_row;
-    if (place.chunks.first <= place.chunks.last) work(results, place);
+    if (place.chunks.first > place.chunks.last) continue;
+    results.merge_run(place, sram);
+    results.climb(place);
   }
 }
 
@@ -638,10 +642,7 @@ DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Cach
   if (warp_id() < WARPS)
     compute(q, k, v, scales, table, draft_mask, shape, units, sram);
   else
-    for_each_unit(results, [&](const Results& here, const Place& place) { here.merge_run(place, sram, warp_id() - WARPS); });
-
-  barrier();  // now that nothing streams, all warps merge
-  for_each_unit(results, [](const Results& here, const Place& place) { here.climb(place); });
+    merge(results, sram);
 }
 
 #if CACHE

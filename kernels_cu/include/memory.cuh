@@ -208,6 +208,14 @@ DEVICE void copy_async(unsigned to, const void* from, int bytes) {
   store_shared(to, chunk);
 }
 
+// Copies a chunk in the background, or zeros where it isn't `inside`.
+DEVICE void copy_async_inside(unsigned to, const void* from, bool inside) {
+  if (inside)
+    copy_async(to, from, 16);
+  else
+    store_shared(to, make_uint4(0, 0, 0, 0));
+}
+
 // Copies a word of 4 bytes in the background, or zeros where it isn't `inside`.
 DEVICE void copy_async_word(unsigned to, const void* from, bool inside) {
 #if __CUDA_ARCH__ >= 800

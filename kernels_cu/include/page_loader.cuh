@@ -19,26 +19,31 @@ struct PageLoader {
   // This lane's row is row `place` of page `at`. Rows from `rows` on and bytes past `row_bytes` become zeros.
   DEVICE void load(TileT tile, int at, int place, int rows) const {
     const long long own = at * page + place * row;
-    if (rows >= ROWS && row_bytes == TileT::ROW_BYTES)
-      copy<true>(tile, own, rows);
+    if (row_bytes != TileT::ROW_BYTES)
+      copy<false, false>(tile, own, rows);
+    else if (rows < ROWS)
+      copy<false, true>(tile, own, rows);
     else
-      copy<false>(tile, own, rows);
+      copy<true, true>(tile, own, rows);
   }
 
-  template <bool WHOLE>
+  // A tile of which all rows are there (WHOLE), or some; rows with padding have a chunk that isn't WIDE enough.
+  template <bool WHOLE, bool WIDE>
   DEVICE void copy(TileT tile, long long own, int rows) const {
     const int lane = FEW_REGISTERS && LANES < 8 ? opaque(lane_id()) : lane_id();
-#pragma unroll(WHOLE ? 4 : 1)
+#pragma unroll(WIDE ? 4 : 1)
     for (int first = 0; first < ROWS; first += 32 / LANES) {
       const int r = first + lane / LANES;
       const char* from = head + shuffle(own, r);
-#pragma unroll(WHOLE && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
+#pragma unroll(WIDE && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
       for (int c = 0; c < CHUNKS; c += LANES) {
         const int chunk = c + lane % LANES;
         if (!WHOLE || ROWS % (32 / LANES)) lanes_meet();
         if (r >= ROWS) continue;
-        const int inside = r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
-        copy_async(tile.at(r, chunk), from + chunk * CHUNK_BYTES, WHOLE ? CHUNK_BYTES : inside);
+        if (WIDE)
+          copy_async_inside(tile.at(r, chunk), from + chunk * CHUNK_BYTES, WHOLE || r < rows);
+        else
+          copy_async(tile.at(r, chunk), from + chunk * CHUNK_BYTES, r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0);
       }
     }
   }

@@ -1,7 +1,9 @@
 // K and V in pages (PAGED): how the units of requests of any lengths are dealt out.
 //
 // The grid doesn't know how long requests are. So a block goes through the lengths, 32 requests at a time: each lane has one, and
-// a prefix sum of their units says whose the next unit is. Nothing else depends on the lengths of other requests.
+// a prefix sum of their units says whose the next unit is. It does so twice. First come the runs that others follow, then the last run
+// of each row tile, which may be short: where runs are long, the longest of 32 requests come first. So blocks have as much to do.
+// Nothing else depends on the lengths of other requests.
 #pragma once
 
 #include "divisor.cuh"
@@ -10,10 +12,10 @@
 // The length of a request, of `requests`. It is in the kernel, because reads are marked there.
 DEVICE int length_of(const int* lengths, int request, int requests);
 
-// As without pages, and of its request the keys and the runs of a row tile. A warp that walks over units also keeps where it is:
-// `number` counts from the first unit of the 32 requests from `first` on. Of one of these each lane has the keys, and how many
-// units come before the next request's.
-struct Unit { int row_tile, run, kv_head, batch, keys, runs, number, first, own_keys, before_next; };
+// As without pages, and the keys of its request. A warp that walks over units also keeps where it is: `number` counts from the first
+// unit of 32 requests. Each lane has one of these, by its place among all (and once more behind them, for the last runs), its keys,
+// and how many units come before the next one's.
+struct Unit { int row_tile, run, kv_head, batch, keys, number, own_place, own_keys, before_next; };
 
 // All units, in the order of requests. Those that share keys follow one another, and a block takes every gridDim.x-th.
 struct Units {
@@ -42,7 +44,7 @@ struct Units {
   }
   // The problem that the unit's request is alone.
   DEVICE Shape alone(const Unit& unit) const { return alone_with(unit.keys); }
-  DEVICE int runs_of(const Unit& unit) const { return unit.runs; }
+  DEVICE int runs_of(const Unit& unit) const { return ::most_runs(alone(unit), group); }
   // Of the longest request that the block table has room for.
   DEVICE int most_runs() const { return ::most_runs(batch, group); }
 
@@ -53,16 +55,35 @@ struct Units {
     return own;
   }
 
+  DEVICE int places() const { return round_up(batches, 32); }
+  DEVICE bool are_last(int place) const { return place >= places(); }  // runs of their row tiles
+  DEVICE int request_at(int place) const { return are_last(place) ? place - places() : place; }
+
   DEVICE void look_at(Unit& unit, int first) const {
-    const int request = first + lane_id();
-    unit.first = first;
-    unit.own_keys = min(max(length_of(lengths, request, batches), 0), batch.len_kv);  // the table has no more
-    unit.before_next = request < batches ? ::most_runs(alone_with(unit.own_keys), group) * kv_heads * row_tiles : 0;
+    unit.own_place = first + lane_id();
+    unit.own_keys = min(max(length_of(lengths, request_at(unit.own_place), batches), 0), batch.len_kv);  // the table has no more
+    if (RUN > 1 && are_last(first)) sort(unit);
+    const int runs = are_last(first) ? 1 : ::most_runs(alone_with(unit.own_keys), group) - 1;
+    unit.before_next = request_at(unit.own_place) < batches ? runs * kv_heads * row_tiles : 0;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int before = shuffle(unit.before_next, lane_id() - step);
       if (lane_id() >= step) unit.before_next += before;
     }
+  }
+
+  // By how many keys the last runs have, the most first: Batcher's bitonic network (1968).
+  DEVICE void sort(Unit& unit) const {
+    const int keys = unit.own_keys > 0 ? (unit.own_keys - 1) % (RUN * CHUNK_KEYS) + 1 : 0;
+    int own = keys * 32 + lane_id();
+#pragma unroll 1
+    for (int size = 2; size <= 32; size *= 2)
+#pragma unroll 1
+      for (int apart = size / 2; apart > 0; apart /= 2) {
+        const int other = shuffle(own, lane_id() ^ apart);
+        own = ((lane_id() & apart) == 0) == ((lane_id() & size & 31) == 0) ? max(own, other) : min(own, other);
+      }
+    unit.own_place = shuffle(unit.own_place, own % 32), unit.own_keys = shuffle(unit.own_keys, own % 32);
   }
 
   // n / runs, the heads whose runs all come before run n. Each lane tries a number of heads.
@@ -76,18 +97,19 @@ struct Units {
 
   DEVICE void find(Unit& unit) const {
 #pragma unroll 1
-    while (unit.number >= shuffle(unit.before_next, 31) && unit.first + 32 < batches) {
+    for (int next = unit.own_place / 32 * 32 + 32; unit.number >= shuffle(unit.before_next, 31) && next < 2 * places(); next += 32) {
       unit.number -= shuffle(unit.before_next, 31);
-      look_at(unit, unit.first + 32);
+      look_at(unit, next);
     }
     const unsigned here = ballot(unit.number < unit.before_next);
     unit.batch = batches;
     if (here == 0) return;  // there are no more
     const int lane = count_bits(~here & (here - 1)), before = shuffle(unit.before_next, max(lane - 1, 0));
     const int rest = unit.number - (lane > 0 ? before : 0), runs_before = rest / row_tiles;
-    unit.batch = unit.first + lane, unit.keys = shuffle(unit.own_keys, lane);
-    unit.runs = ::most_runs(alone_with(unit.keys), group);
+    const int place = shuffle(unit.own_place, lane);
+    unit.batch = request_at(place), unit.keys = shuffle(unit.own_keys, lane);
     unit.row_tile = rest - runs_before * row_tiles;
-    unit.kv_head = heads_in(runs_before, unit.runs), unit.run = runs_before - unit.kv_head * unit.runs;
+    const int last_run = runs_of(unit) - 1, runs = are_last(place) ? 1 : last_run;
+    unit.kv_head = heads_in(runs_before, runs), unit.run = are_last(place) ? last_run : runs_before - unit.kv_head * runs;
   }
 };

@@ -29,7 +29,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile = rows * d * es, cols * d * p.kv_itemsize, cols * dv * p.kv_itemsize
     pairs = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
-    partial = tree_spec(book, s, heads, 2 * w)
+    partial = tree_spec(book, s, heads, w)
     if lse:
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
     peak = sram_bytes(p, tile, w, config.stages)
@@ -54,7 +54,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
             book.add(step, name, hbm_read=keys * t[name].row_bytes)
         first, last = first // run, last // run
         pairs_merged += heads * int((working - runs).sum())
-        pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, 2 * w)
+        pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, w)
 
     book.add("load_q", "q", sram_write=units * q_tile)
     if config.q_in_registers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from math import inf
+from math import inf, log2
 from typing import NamedTuple
 
 import numpy as np
@@ -36,10 +36,12 @@ MOST_ROW_TILES = 1 << 22
 """The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
 MOST_KEYS = 1 << 62
 """Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
-MOST_PAGED = 2
+MOST_PAGED = 4
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
+PASSES = 2
+"""How often who walks over units in pages goes through the lengths: for the runs that others follow, and for the last ones."""
 _AT_A_TIME = 4096  # row tiles that are looked at together
-_REGISTERS = 96  # of a thread, for results that wait for their neighbours
+_REGISTERS, _REGISTERS_PAGED = 96, 64  # of a thread, for results that wait for their neighbours
 
 
 class Node(NamedTuple):
@@ -191,7 +193,10 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
         return run * -(-units // device.sms)
 
     registers = padded(tile.rows) // warps * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
-    runs = [2**n for n in range(_REGISTERS // registers + 1) if problem.page_size is None or 2**n <= MOST_PAGED]
+    most = (
+        _REGISTERS // registers if problem.page_size is None else min(_REGISTERS_PAGED // registers, log2(MOST_PAGED))
+    )
+    runs = [2**n for n in range(int(most) + 1)]
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
 
 
@@ -333,7 +338,7 @@ def decode(
     drafts = Drafts(m, s.group)
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
-    tree = Tree.of(m, s, q, 2 * w)
+    tree = Tree.of(m, s, q, w)
     for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=2 * w, readers=w):
         i, row_tile = block.i, int(np.min(block.i))  # one of those in lockstep, which see the same chunks
         chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()

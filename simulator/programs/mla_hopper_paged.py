@@ -11,13 +11,14 @@ from simulator.operations.latent import PAGED_LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import mla_hopper
+from simulator.programs.flash_decoding import PASSES
 from simulator.tensors import HbmTensor
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As mla_hopper's, so that its bits are the same."""
     plain = mla_hopper.configure(problem, device, tile)
-    return replace(plain, walks=mla_hopper.WARPS, constants=(*plain.constants, ("PAGED", 1)))
+    return replace(plain, walks=PASSES * mla_hopper.WARPS, constants=(*plain.constants, ("PAGED", 1)))
 
 
 @program(configure=configure, operation=PAGED_LATENT)

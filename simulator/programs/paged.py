@@ -16,17 +16,18 @@ from simulator.operations.paged import PAGED
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import flash_decoding
+from simulator.programs.flash_decoding import PASSES
 from simulator.tensors import HbmTensor
 
-WALKS = 6
-"""How often a block walks over its units, per warp that computes: to look pages up, to copy, to compute, to merge a run, and in
-each of twice as many warps to merge what lies in several units."""
+WALKS = 4
+"""How often a block walks over its units, per warp that computes: to look pages up, to copy and to compute, and another one to
+merge."""
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As flash_decoding's, so that its bits are the same."""
     plain = flash_decoding.configure(problem, device, tile)
-    return replace(plain, walks=WALKS * plain.warps, constants=(*plain.constants, ("PAGED", 1)))
+    return replace(plain, walks=PASSES * WALKS * plain.warps, constants=(*plain.constants, ("PAGED", 1)))
 
 
 @program(configure=configure, operation=PAGED)

@@ -67,13 +67,14 @@ SPILL = [
         for arch in ("sm_75", "sm_80", "sm_89")
     ),
     *(("paged", "float32", 128, arch) for arch in ("sm_75", "sm_89", "sm_90")),
+    *(("paged", dtype, 256, "sm_90") for dtype in ("float16", "bfloat16")),
     *(("paged", "float32", 256, arch) for arch in DEVICES),
     ("paged", "float32", 40, "sm_90"),
 ]
 """A backward pass's dK, dV and dQ take up to 192 of a thread's 255 registers, and more where SRAM leaves room for few warps or
 none. flash_decoding asks for 16 partial results at once, and where rows are long and warps are few they fill the registers. In
-pages its warps also keep where they are among the requests, and what they divide by: in float32 these are 12 bytes too many at
-head dim 40 on Hopper."""
+pages its warps also keep where they are among the requests, and what they divide by: on Hopper these are 12 bytes too many in
+float32 at head dim 40, and 52 in 16 bits at 256."""
 MATRIX = [
     case
     for name, row in WITH_KERNELS.items()
