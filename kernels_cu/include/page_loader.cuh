@@ -3,6 +3,13 @@
 
 #include "tile.cuh"
 
+// Copies under a predicate, which a loop that is unrolled has: the counters misread them (ncu 2025.3).
+#ifdef COUNTED
+constexpr int IN_PART_AT_ONCE = 1;
+#else
+constexpr int IN_PART_AT_ONCE = 4;
+#endif
+
 // Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes
 // copy a row, so that one exchange of an address serves CHUNKS / LANES copies, and a copy still has whole lines. A warp that has few
 // registers computes anew for each tile what follows from a lane's number (FEW_REGISTERS), but not where rows have whole panels.
@@ -31,11 +38,11 @@ struct PageLoader {
   template <bool WHOLE, bool WIDE>
   DEVICE void copy(TileT tile, long long own, int rows) const {
     const int lane = FEW_REGISTERS && LANES < 8 ? opaque(lane_id()) : lane_id();
-#pragma unroll(WIDE ? 4 : 1)
+#pragma unroll(WHOLE ? 4 : WIDE ? IN_PART_AT_ONCE : 1)
     for (int first = 0; first < ROWS; first += 32 / LANES) {
       const int r = first + lane / LANES;
       const char* from = head + shuffle(own, r);
-#pragma unroll(WIDE && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
+#pragma unroll((WHOLE || (WIDE && IN_PART_AT_ONCE > 1)) && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
       for (int c = 0; c < CHUNKS; c += LANES) {
         const int chunk = c + lane % LANES;
         if (!WHOLE || ROWS % (32 / LANES)) lanes_meet();
