@@ -34,9 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "many requests": {
         "batch": 40, "heads": 4, "lengths": [(1, 37 * n % 300) for n in range(40)], "head_dim": 16, "page_size": 16, "len_kv": 400,
     },
-    "many long requests": {
-        "batch": 40, "heads": 16, "kv_heads": 16, "lengths": [(1, 37 * n % 700) for n in range(40)], "head_dim": 16,
-        "page_size": 16, "len_kv": 1024,
+    "sorted requests": {
+        "batch": 40, "heads": 3, "lengths": [(1, 256 if n % 2 else 60) for n in range(40)], "head_dim": 16, "page_size": 16,
     },
     "int8": {**_QUANTIZED, "kv_dtype": "int8", "k_scale": "token", "v_scale": "token"},
     "e4m3": {**_QUANTIZED, "kv_dtype": "float8_e4m3fn", "k_scale": "head", "v_scale": "head"},
@@ -160,7 +159,7 @@ KERNELS = [
     paged("runs of the longest request", "last_run = runs_of(unit) - 1,", "last_run = most_runs() - 1,", "misuse",
           "many requests", file=PAGES),
     paged("sorted requests with the lengths of others", ", unit.own_keys = shuffle(unit.own_keys, own % 32);", ";", "misuse",
-          "many long requests", file=PAGES),
+          "sorted requests", file=PAGES),
     paged("no last runs", "next < 2 * places()", "next < places()", "misuse", "requests", file=PAGES),
     paged("last runs twice", "::most_runs(alone_with(unit.own_keys), group) - 1;", "::most_runs(alone_with(unit.own_keys), group);",
           "misuse", "many requests", file=PAGES),

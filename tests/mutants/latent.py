@@ -89,5 +89,6 @@ KERNELS = [
     paged("pages of the tile before", "copy_commit(); look_up(j + 1);", "copy_commit(); if (j % 2 == 0) look_up(j + 1);", "rule"),
     paged("places in pages of another size", "key(j) % page_size", "key(j) % 8", "rule"),
     paged("entries beyond the length", "&& key(j) < keys", "", "bytes"),
-    paged("one length for all", "length_of(lengths, request, batches)", "length_of(lengths, 1, batches)", "misuse", file=PAGES),
+    paged("one length for all", "length_of(lengths, request_at(unit.own_place), batches)", "length_of(lengths, 1, batches)",
+          "misuse", file=PAGES),
 ]  # fmt: skip

@@ -60,7 +60,7 @@ _MANY = {
 }  # of so many units that blocks take several
 
 
-_LONG = {*_MANY, "drafts"}  # of which a quick test of the call knows
+_LONG = {*_MANY, "sorted requests", "drafts"}  # of which a quick test of the call knows
 
 
 @pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.long) if x in _LONG else x for x in CASES])

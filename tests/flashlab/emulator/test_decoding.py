@@ -107,7 +107,7 @@ def test_keys_are_read_once_for_all_heads_and_queries() -> None:
     chunks = -(-5000 // 256)  # of four tiles of 64 keys; so few blocks that each has one
     assert c.config is not None and dict(c.config.constants)["RUN"] == 1
     assert c.by_tensor["partial"].hbm_read == c.by_tensor["partial"].hbm_write == 4 * 32 * chunks * 512
-    assert c.hbm.atomic == 4 * 4 * chunks * 8, "eight warps count up for each chunk and head"
+    assert c.hbm.atomic == 4 * 4 * chunks * 4, "four warps count up for each chunk and head"
 
 
 def test_runs_leave_no_partial_results_of_their_chunks() -> None:
