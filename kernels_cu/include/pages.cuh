@@ -17,7 +17,8 @@ DEVICE int length_of(const int* lengths, int request, int requests);
 // and how many units come before the next one's.
 struct Unit { int row_tile, run, kv_head, batch, keys, number, own_place, own_keys, before_next; };
 
-// All units, in the order of requests. Those that share keys follow one another, and a block takes every gridDim.x-th.
+// All units: the runs that others follow, then the last ones. Those that share keys follow one another, and a block takes every
+// gridDim.x-th.
 struct Units {
   const Shape& batch;
   const int* lengths;

@@ -375,7 +375,10 @@ def naive_loop(
         k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
     queries = q.astype(np.float64)
-    keys_of, values_of = _unscaled(p.k_scale, k, given.get("k_scale")), _unscaled(p.v_scale, v, given.get("v_scale"))
+    keys_of, values_of = (
+        _dequantized(p.k_scale, k, given.get("k_scale")),
+        _dequantized(p.v_scale, v, given.get("v_scale")),
+    )
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
@@ -403,15 +406,14 @@ def naive_loop(
     return Reference(out, lse)
 
 
-def _unscaled(form: str | None, x: Array, scale: Array | None) -> Array:
+def _dequantized(form: str | None, x: Array, scale: Array | None) -> Array:
     """K or V in float64, each key's row multiplied with its scale: a number, or one for each channel."""
     wide = x.astype(np.float64)
     if form is None or scale is None:
         return wide
+    scale = scale.astype(np.float64)
     for b, h, j in np.ndindex(x.shape[:3]):
-        wide[b, h, j] *= scale[{"tensor": (0,), "head": (h,), "channel": (h,), "token": (b, h, j)}[form]].astype(
-            np.float64
-        )
+        wide[b, h, j] *= scale[{"tensor": (0,), "head": (h,), "channel": (h,), "token": (b, h, j)}[form]]
     return wide
 
 

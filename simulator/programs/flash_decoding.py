@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from math import inf, log2
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -193,10 +193,8 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
         return run * -(-units // device.sms)
 
     registers = padded(tile.rows) // warps * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
-    most = (
-        _REGISTERS // registers if problem.page_size is None else min(_REGISTERS_PAGED // registers, log2(MOST_PAGED))
-    )
-    runs = [2**n for n in range(int(most) + 1)]
+    room, most = (_REGISTERS, inf) if problem.page_size is None else (_REGISTERS_PAGED, MOST_PAGED)
+    runs = [2**n for n in range(room // registers + 1) if 2**n <= most]
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
 
 

@@ -50,14 +50,7 @@ def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -
         assert mutant.check in found(mutant.case)
 
 
-_MANY = {
-    "runs",
-    "units",
-    "short units",
-    "causal runs",
-    "many requests",
-    "many long requests",
-}  # of so many units that blocks take several
+_MANY = {"runs", "units", "short units", "causal runs", "many requests"}  # of so many units that blocks take several
 
 
 _LONG = {*_MANY, "sorted requests", "drafts"}  # of which a quick test of the call knows
