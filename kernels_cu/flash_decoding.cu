@@ -23,28 +23,29 @@
 #include "cache.cuh"
 #include "drafts.cuh"
 #include "elements.cuh"
-#include "mma.cuh"
+#include "keys_as_rows.cuh"
 #include "scores.cuh"
 #include "tree.cuh"
 #include "warpgroup.cuh"
 
 constexpr int THREADS = WARPS * 32;  // that compute, and as many that merge
 constexpr int WARP_KEYS = BC / WARPS;
-constexpr int ROW_FRAGMENTS = BR / 16, S_FRAGMENTS = WARP_KEYS / 8, O_FRAGMENTS = HEAD_DIM / 8;
+constexpr int KEY_FRAGMENTS = WARP_KEYS / 16, QUERY_FRAGMENTS = BR / 8, O_FRAGMENTS = HEAD_DIM / 16;
 constexpr int JOINING = 1, FREE = 2, FILLED = 3;  // named barriers
-static_assert(BR % 16 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
+static_assert(BR % 8 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
 
 using QTile = Tile<BR, HEAD_DIM>;
 using WarpTile = CacheTile<WARP_KEYS, HEAD_DIM>;
 constexpr int Q_SLOTS = STAGES + 1;  // a warp may be STAGES units ahead of another that still reads its queries
 constexpr int RING_BYTES = STAGES * WARPS * WarpTile::BYTES;  // of K, and of V
 
-// The outputs of the warps in SRAM, float32. Chunks of 32 bytes change places by the row, against bank conflicts.
+// The outputs of the warps in SRAM, float32. Chunks of 32 bytes change places by the row, against bank conflicts: lanes write eight
+// columns of every other row at once.
 struct Outputs {
   unsigned base;
   static constexpr int BYTES = BR * HEAD_DIM * 4;  // of a warp
   DEVICE unsigned at(int warp, int row, int column) const {
-    const int turned = HEAD_DIM % 32 == 0 ? column ^ row % 4 * 8 : column ^ row % 2 * 8;
+    const int turned = HEAD_DIM % 32 == 0 ? column ^ row / 2 % 4 * 8 : column ^ row / 2 % 2 * 8;
     return base + warp * BYTES + (row * HEAD_DIM + turned) * 4;
   }
 };
@@ -88,22 +89,19 @@ struct Walk {
 
   DEVICE explicit Walk(const Units& units) : units(units), unit(units.first()) {}
 
-  // Calls `begin` with the place of a unit for its first tile, `each` for the others, and nothing if there are no more.
-  template <class Begin, class Each>
-  DEVICE void next(Begin begin, Each each) {
-    if (j > last) {
-      if (begun) units.move_on(unit);
-      for (; units.has(unit); units.move_on(unit)) {
-        const Place place(units, unit);
-        if (!place.has_keys()) continue;
-        j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
-        begin(place);
-        begun = true;
-        break;
-      }
-    } else {
-      each();
+  // Moves on to the next tile, j of `unit`. The first one of a unit is told with the unit's place; after the last one j is behind it.
+  template <class Begin>
+  DEVICE bool next(Begin begin) {
+    if (++j <= last) return true;
+    if (begun) units.move_on(unit);
+    for (; units.has(unit); units.move_on(unit)) {
+      const Place place(units, unit);
+      if (!place.has_keys()) continue;
+      j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
+      begin(place);
+      return begun = true;
     }
+    return begun = false;
   }
 };
 
@@ -150,7 +148,7 @@ struct Lookup {
   DEVICE void push() {
 #pragma unroll
     for (int n = 0; n + 1 < AHEAD; ++n) pages[n] = pages[n + 1];
-    walk.next([&](const Place&) { look_up(); }, [&] { look_up(); });
+    if (walk.next([](const Place&) {})) look_up();
   }
 
   DEVICE void look_up() {
@@ -160,7 +158,6 @@ struct Lookup {
     // step: load_k (pages)
     lanes_meet();
     if (lane_id() < WARP_KEYS && key < walk.unit.keys) pages[AHEAD - 1] = load_global<int>(table + line + key / page_size);
-    ++walk.j;
   }
 };
 #else
@@ -201,13 +198,11 @@ struct Copies : CacheScales {
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
   DEVICE void load(int stage) {
-    walk.next(
-        [&](const Place& place) {
-          k_loader = loader(first_of(k), k, cache_row_bytes(shape)), v_loader = loader(first_of(v), v, cache_row_bytes(shape));
-          load_tile(stage);
-          load_queries(place);
-        },
-        [&] { load_tile(stage); });
+    const bool more = walk.next([&](const Place& place) {
+      k_loader = loader(first_of(k), k, cache_row_bytes(shape)), v_loader = loader(first_of(v), v, cache_row_bytes(shape));
+      load_queries(place);
+    });
+    if (more) load_tile(stage);
     copy_commit();
   }
 
@@ -224,14 +219,14 @@ struct Copies : CacheScales {
     // step: load_v (prefetch)
     rows.load(v_loader, sram.v(stage), keys);
     if constexpr (V_SCALE == TOKEN) rows.load_scales(of_v, shape, walk.unit, sram.v_scale(stage), keys);
-    ++walk.j;
   }
 
   DEVICE void load_queries(const Place& place) {
     // step: load_q (prefetch)
 #pragma unroll 1  // as in TileLoader
-    for (int i = threadIdx.x; i < BR * QTile::CHUNKS; i += THREADS) {
+    for (int i = threadIdx.x; i < round_up(BR * QTile::CHUNKS, 32); i += THREADS) {
       lanes_meet();
+      if (i >= BR * QTile::CHUNKS) continue;
       const int row = i / QTile::CHUNKS, piece = i % QTile::CHUNKS, packed = place.first_row + row;
       const int bytes = row < place.rows ? min(max(row_bytes(shape) - piece * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
       const char* from = row_address(q, walk.unit.batch, walk.unit.kv_head * units.group + packed % units.group, packed / units.group);
@@ -269,7 +264,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
     const QTile q_tile = sram.q(q_slot);
     const unsigned channels = sram.channels(q_slot);
 #if Q_IN_REGISTERS
-    QueryFragment q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
+    QueryFragment q_fragments[HEAD_DIM / K_STEP][QUERY_FRAGMENTS];
 #endif
     float c = c_of_all, v_scale = 1;
     Drafts drafts;
@@ -287,17 +282,17 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 #pragma unroll
       for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
 #pragma unroll
-        for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_query(q_tile, 16 * i, d * K_STEP, channels);
+        for (int n = 0; n < QUERY_FRAGMENTS; ++n) q_fragments[d][n] = load_query(q_tile, 8 * n, d * K_STEP, channels);
 #endif
     }
 
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
       const Keys tiles = place.tiles_of(chunk);
-      float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {};
-      float m[ROW_FRAGMENTS][2], l[ROW_FRAGMENTS][2];  // as in flash2.cu
+      float o[O_FRAGMENTS][QUERY_FRAGMENTS][4] = {};
+      float m[QUERY_FRAGMENTS][2], l[QUERY_FRAGMENTS][2];  // as in flash2.cu
       float base = V_SCALE == TOKEN ? 0x1p-126f : v_scale;  // what O is to be multiplied with
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) m[i][0] = m[i][1] = LOWEST, l[i][0] = l[i][1] = 0;
+      for (int n = 0; n < QUERY_FRAGMENTS; ++n) m[n][0] = m[n][1] = LOWEST, l[n][0] = l[n][1] = 0;
 
       for (int j = tiles.first; j <= tiles.last; ++j) {
         // step: load_k
@@ -306,96 +301,94 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
         const WarpTile keys = sram.k(stage);
 
         // step: scores
-        float s[ROW_FRAGMENTS][S_FRAGMENTS][4] = {};
+        float s[KEY_FRAGMENTS][QUERY_FRAGMENTS][4] = {};
 #pragma unroll(Q_IN_REGISTERS ? HEAD_DIM / K_STEP : FL_DTYPE == 0 ? 2 : 4)
         for (int d = 0; d < HEAD_DIM / K_STEP; ++d) {
           if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
 #if !Q_IN_REGISTERS
-          QueryFragment q_fragments[ROW_FRAGMENTS];
+          QueryFragment q_fragments[QUERY_FRAGMENTS];
 #pragma unroll
-          for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[i] = load_query(q_tile, 16 * i, d * K_STEP, channels);
+          for (int n = 0; n < QUERY_FRAGMENTS; ++n) q_fragments[n] = load_query(q_tile, 8 * n, d * K_STEP, channels);
 #endif
 #pragma unroll
-          for (int n = 0; n < S_FRAGMENTS; n += 2) {
-            const FragmentB b = load_b_rows(keys, 8 * n, d * K_STEP);
+          for (int i = 0; i < KEY_FRAGMENTS; ++i) {
+            const FragmentA a = load_keys(keys, 16 * i, d * K_STEP);
 #pragma unroll
-            for (int i = 0; i < ROW_FRAGMENTS; ++i)
+            for (int n = 0; n < QUERY_FRAGMENTS; ++n)
 #if Q_IN_REGISTERS
-              mma(s[i][n], s[i][n + 1], q_fragments[d][i], b);
+              mma(s[i][n], a, q_fragments[d][n]);
 #else
-              mma(s[i][n], s[i][n + 1], q_fragments[i], b);
+              mma(s[i][n], a, q_fragments[n]);
 #endif
           }
         }
 
-        if constexpr (K_SCALE == TOKEN) scale_columns(s, sram.k_scale(stage));
+        if constexpr (K_SCALE == TOKEN) scale_keys(s, sram.k_scale(stage));
 
         // step: mask
         if (j < full.first || j > full.last) {
+          const int first_key = j * BC + warp_id() * WARP_KEYS;
 #pragma unroll
-          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-            scores.flip(s[i]);
-            const int row = place.first_row + 16 * i + lane_id() / 4;
-            mask_scores(s[i], shape, row, j * BC + warp_id() * WARP_KEYS, 2 * (opaque(lane_id()) % 4), units.group);
-            if constexpr (DRAFTS) drafts.hide(s[i], shape, 16 * i, j * BC + warp_id() * WARP_KEYS, 2 * (lane_id() % 4));
-          }
+          for (int i = 0; i < KEY_FRAGMENTS; ++i) scores.flip(s[i]);
+          mask_keys(s, shape, place.first_row + 2 * (lane_id() % 4), first_key + lane_id() / 4, units.group);
+          if constexpr (DRAFTS) drafts.hide(s, shape, first_key);
         }
 
         // step: softmax
-        float alpha[ROW_FRAGMENTS][2];
+        float alpha[QUERY_FRAGMENTS][2];
         bool risen = false;
 #pragma unroll
-        for (int i = 0; i < ROW_FRAGMENTS; ++i)
+        for (int n = 0; n < QUERY_FRAGMENTS; ++n)
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float top = s[i][0][2 * half];
+          for (int e = 0; e < 2; ++e) {
+            float top = s[0][n][e];
 #pragma unroll
-            for (int n = 0; n < S_FRAGMENTS; ++n) top = fmaxf(top, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
-            top = fmaxf(m[i][half], c * quad_max(top));
-            alpha[i][half] = exp2_approx(m[i][half] - top);
-            risen |= top > m[i][half];
-            m[i][half] = top;
+            for (int i = 0; i < KEY_FRAGMENTS; ++i) top = fmaxf(top, fmaxf(s[i][n][e], s[i][n][2 + e]));
+            top = fmaxf(m[n][e], c * column_max(top));
+            alpha[n][e] = exp2_approx(m[n][e] - top);
+            risen |= top > m[n][e];
+            m[n][e] = top;
           }
 
         // step: rescale
-        if (any_lane(risen)) {
+        if (j > tiles.first && any_lane(risen)) {  // there is nothing yet before the first tile
 #pragma unroll
-          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-            l[i][0] *= alpha[i][0], l[i][1] *= alpha[i][1];
+          for (int n = 0; n < QUERY_FRAGMENTS; ++n) {
+            l[n][0] *= alpha[n][0], l[n][1] *= alpha[n][1];
 #pragma unroll
-            for (int n = 0; n < O_FRAGMENTS; ++n)
+            for (int d = 0; d < O_FRAGMENTS; ++d)
 #pragma unroll
-              for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i][e / 2];
+              for (int e = 0; e < 4; ++e) o[d][n][e] *= alpha[n][e % 2];
           }
         }
 
         // step: softmax (P)
 #pragma unroll
-        for (int i = 0; i < ROW_FRAGMENTS; ++i)
+        for (int i = 0; i < KEY_FRAGMENTS; ++i)
 #pragma unroll
-          for (int n = 0; n < S_FRAGMENTS; ++n)
+          for (int n = 0; n < QUERY_FRAGMENTS; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-              s[i][n][e] = exp2_approx(c * s[i][n][e] - m[i][e / 2]);
-              l[i][e / 2] += s[i][n][e];
+              s[i][n][e] = exp2_approx(c * s[i][n][e] - m[n][e % 2]);
+              l[n][e % 2] += s[i][n][e];
             }
 
         // step: load_v
         const WarpTile values = sram.v(stage);
 
         // step: output
-        if constexpr (V_SCALE == TOKEN) weigh_columns(s, o, base, sram.v_scale(stage));
+        if constexpr (V_SCALE == TOKEN) weigh_keys(s, o, base, sram.v_scale(stage));
 #pragma unroll
         for (int key = 0; key < WARP_KEYS; key += K_STEP) {
-          FragmentA a[ROW_FRAGMENTS];
+          Fragment8 b[QUERY_FRAGMENTS];
 #pragma unroll
-          for (int i = 0; i < ROW_FRAGMENTS; ++i) a[i] = operand_a(s[i], key);
+          for (int n = 0; n < QUERY_FRAGMENTS; ++n) b[n] = operand_8(s, key, n);
 #pragma unroll
-          for (int n = 0; n < O_FRAGMENTS; n += 2) {
+          for (int d = 0; d < O_FRAGMENTS; ++d) {
             if (FL_DTYPE == 0) warp_barrier();
-            const FragmentB b = load_b_columns(values, key, 8 * n);
+            const FragmentA a = load_values(values, 16 * d, key);
 #pragma unroll
-            for (int i = 0; i < ROW_FRAGMENTS; ++i) mma(o[i][n], o[i][n + 1], a[i], b);
+            for (int n = 0; n < QUERY_FRAGMENTS; ++n) mma(o[d][n], a, b[n]);
           }
         }
 
@@ -406,51 +399,46 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
       }
 
       // step: join (of the maxima)
+      const int row = 2 * (lane_id() % 4);  // this lane's first one, and again eight further down
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          l[i][half] = quad_sum(l[i][half]);
-          lanes_meet();
-          if (lane_id() % 4 == 0) store_shared(sram.m_of(warp_id(), 16 * i + 8 * half + lane_id() / 4), m[i][half]);
-        }
+      for (int n = 0; n < QUERY_FRAGMENTS; ++n) {
+        l[n][0] = column_sum(l[n][0]), l[n][1] = column_sum(l[n][1]);
+        lanes_meet();
+        if (lane_id() < 4) store_shared(sram.m_of(warp_id(), 8 * n + row), make_float2(m[n][0], m[n][1]));
+      }
       named_barrier_sync(JOINING, THREADS);
-      float factor[ROW_FRAGMENTS][2];
+      float factor[QUERY_FRAGMENTS][2];
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+      for (int n = 0; n < QUERY_FRAGMENTS; ++n) {
+        float2 top = make_float2(LOWEST, LOWEST);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float top = LOWEST;
-#pragma unroll
-          for (int w = 0; w < WARPS; ++w)
-            top = fmaxf(top, load_shared<float>(sram.m_of(w, 16 * i + 8 * half + lane_id() / 4)));
-          factor[i][half] = exp2_approx(m[i][half] - top);
-          m[i][half] = top;
+        for (int w = 0; w < WARPS; ++w) {
+          const float2 other = load_shared<float2>(sram.m_of(w, 8 * n + row));
+          top.x = fmaxf(top.x, other.x), top.y = fmaxf(top.y, other.y);
         }
+        factor[n][0] = exp2_approx(m[n][0] - top.x), factor[n][1] = exp2_approx(m[n][1] - top.y);
+        m[n][0] = top.x, m[n][1] = top.y;
+      }
 
       // step: join
       named_barrier_sync(FREE, 2 * THREADS);  // what lies there of the last unit has been read
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = 16 * i + 8 * half + lane_id() / 4, t = lane_id() % 4;
-          lanes_meet();
-          if (t == 0) {
-            store_shared(sram.l_of(warp_id(), row), l[i][half] * factor[i][half]);
-            if (warp_id() == 0) store_shared(sram.m(row), m[i][half]);
-          }
-          const float weight = factor[i][half] * base;
-#if CACHE
-#pragma unroll
-          for (int n = 0; n < O_FRAGMENTS; n += 2)
-            store_shared(sram.o().at(warp_id(), row, 8 * n + 4 * t), four_outputs(o[i][n], o[i][n + 1], half, weight));
-#else
-#pragma unroll
-          for (int n = 0; n < O_FRAGMENTS; ++n)
-            store_shared(sram.o().at(warp_id(), row, 8 * n + 2 * t), make_float2(o[i][n][2 * half] * weight, o[i][n][2 * half + 1] * weight));
-#endif
+      for (int n = 0; n < QUERY_FRAGMENTS; ++n) {
+        lanes_meet();
+        if (lane_id() < 4) {
+          store_shared(sram.l_of(warp_id(), 8 * n + row), make_float2(l[n][0] * factor[n][0], l[n][1] * factor[n][1]));
+          if (warp_id() == 0) store_shared(sram.m(8 * n + row), make_float2(m[n][0], m[n][1]));
         }
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float weight = factor[n][e] * base;
+#pragma unroll
+          for (int d = 0; d < O_FRAGMENTS; ++d) {
+            auto at = [&](int column) { return sram.o().at(warp_id(), 8 * n + row + e, 16 * d + column); };
+            store_outputs(at, o[d][n][e] * weight, o[d][n][2 + e] * weight);
+          }
+        }
+      }
       named_barrier_arrive(FILLED, 2 * THREADS);
     }
   }
@@ -490,6 +478,7 @@ struct Results {
   Unit unit = {};
   int first_row = 0;
 
+  static constexpr int ROWS = ceil_div(BR, WARPS);  // of a warp that merges
   static DEVICE int own_row() { return warp_id() - WARPS; }  // this warp has that one, the row WARPS later, and so on
   DEVICE int flat_head() const { return unit.batch * units.kv_heads + unit.kv_head; }
   DEVICE int part_columns() const { return round_up(shape.head_dim, 4); }  // with padding
@@ -499,14 +488,15 @@ struct Results {
 
   // The chunks of a unit, as they come.
   DEVICE void merge_run(const Place& place, const Sram& sram) const {
-    Part waiting[LEVELS_OF_RUN + 1][BR / WARPS];  // of each level, the left one of two neighbours
+    Part waiting[LEVELS_OF_RUN + 1][ROWS];  // of each level, the left one of two neighbours
 #pragma unroll 1
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
       named_barrier_arrive(FREE, 2 * THREADS);
       named_barrier_sync(FILLED, 2 * THREADS);
 #pragma unroll
-      for (int i = 0; i < BR / WARPS; ++i) {
+      for (int i = 0; i < ROWS; ++i) {
         const int row = own_row() + i * WARPS;
+        if (BR % WARPS && row >= BR) continue;
         Part x = of_all_warps(sram, row);
         warp_barrier();  // or ptxas leaves out some reads of rows outside
         if (row >= place.rows) continue;

@@ -84,6 +84,7 @@ class Block:
         whole: bool = False,
         clear: bool = False,
         dtype: str | None = None,
+        fragment: int = 16,
     ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (None: all columns), with zeros outside the problem.
 
@@ -91,7 +92,7 @@ class Block:
         `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside the
         problem. A product goes over the tile's own columns, or over those of its boxes if `whole`. With `clear`, the
         block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the next one. With `dtype`,
-        values of another dtype are rounded to it on their way. Raises `SramOverflow` over the device's limit per block.
+        values of another dtype are rounded to it on their way. Rows are padded to `fragment`. Raises `SramOverflow` over the device's limit per block.
         """
         misuse.tensor("block.load(tensor, i, rows)", tensor)
         cols = cols or tensor.cols
@@ -105,10 +106,17 @@ class Block:
         if dtype is not None and data is not None:
             data = round_to(data, dtype)
         tile = SramTile(
-            tensor.name, rows, cols, dtype or tensor.dtype, data, vector=tensor.spec.vector, panel=panel or 16
+            tensor.name,
+            rows,
+            cols,
+            dtype or tensor.dtype,
+            data,
+            vector=tensor.spec.vector,
+            panel=panel or 16,
+            fragment=fragment,
         )
         if not whole:
-            tile.multiplied_shape = padded(rows), padded(cols)
+            tile.multiplied_shape = padded(rows, fragment), padded(cols)
         self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
         if clear:
@@ -194,13 +202,21 @@ class Block:
     # -- SRAM ---------------------------------------------------------------------------------------------------
 
     def alloc(
-        self, name: str, rows: int, cols: int | None = None, dtype: str = "float32", *, copies: int = 1, panel: int = 16
+        self,
+        name: str,
+        rows: int,
+        cols: int | None = None,
+        dtype: str = "float32",
+        *,
+        copies: int = 1,
+        panel: int = 16,
+        fragment: int = 16,
     ) -> SramTile:
-        """Reserve a buffer in SRAM: `copies` of `rows` x `cols` (one per warp, say), with columns padded to `panel`.
+        """Reserve a buffer in SRAM: `copies` of `rows` x `cols` (one per warp, say), padded to `fragment` and `panel`.
 
         Without `cols` it is a vector, with one value per row. Raises `SramOverflow` over the device's limit per block.
         """
-        tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None, panel=panel)
+        tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None, panel=panel, fragment=fragment)
         self._reserve(tile, copies)
         return tile
 
@@ -214,7 +230,8 @@ class Block:
         The machine does not know one warp's values from another's. It keeps what the warps have together: `get` returns
         the sum (or the maximum) over all of them.
         """
-        tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=buffer.vector)
+        fragment = self._m.config.fragment_rows
+        tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=buffer.vector, fragment=fragment)
         self._filled[buffer.name] = tile.footprint * copies, x.rows, x.cols
         buffer.values = x.values
         self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
@@ -270,7 +287,7 @@ class Block:
         for operand, way in zip((a, b), split, strict=True):
             if isinstance(operand, SramTile):
                 self._count(operand.name, sram_read=operand.multiplied_bytes * self._uses(way) * self.lockstep)
-        (rows, depth), (depth_too, columns) = _multiplied_shape(a), _multiplied_shape(b)
+        (rows, depth), (depth_too, columns) = self._multiplied_shape(a), self._multiplied_shape(b)
         self._m.book.compute(matmul=2 * rows * columns * max(depth, depth_too) * passes * self.lockstep)
         if scale != 1.0:
             self.count_flops(a.rows * b.cols)
@@ -508,6 +525,12 @@ class Block:
             box = Box(tensor.name, row % page if page else row, column, size, columns.step)
             self._m.book.box(box, self.lockstep // len(tiles))
 
+    def _multiplied_shape(self, x: SramTile | Registers) -> tuple[int, int]:
+        """The rows and columns that a matrix product executes."""
+        if isinstance(x, SramTile):
+            return x.multiplied_shape
+        return padded(x.rows, self._m.config.fragment_rows), padded(x.cols)
+
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
         """The bytes requested, and the values. Rows outside the problem are filled, columns outside are left out."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols, "read")
@@ -522,11 +545,6 @@ class Block:
         if blocks > 1:  # then the rows of all blocks make one matrix product
             part = np.ascontiguousarray(part)
         return nbytes, part.reshape(*part.shape[:3], blocks, rows, part.shape[-1])
-
-
-def _multiplied_shape(x: SramTile | Registers) -> tuple[int, int]:
-    """The rows and columns that a matrix product executes."""
-    return x.multiplied_shape if isinstance(x, SramTile) else (padded(x.rows), padded(x.cols))
 
 
 def _program_frame() -> FrameType:

@@ -32,6 +32,7 @@ class Config:
     - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
     - `sorted`: of requests in pages, blocks take row tiles of long ones first. For each, a warp looks at the lengths of the 32
       requests around it.
+    - `fragment_rows`: of how many rows of Q a fragment of the tensor cores is. 8, where these are the columns of its products.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
     >>> import flashlab as fl
@@ -52,6 +53,7 @@ class Config:
     told: bool = False
     walks: int = 0
     sorted: bool = False
+    fragment_rows: int = 16
     constants: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -119,9 +121,9 @@ def dividing(side: int, block: int, least: int = 16) -> int:
     return next((n for n in range(side, 0, -least) if block % n == 0), side)
 
 
-def padded(n: int) -> int:
-    """`n` rows, columns or head dims, rounded up to whole fragments (16 x 8 x 16)."""
-    return round_up(n, 16)
+def padded(n: int, fragment: int = 16) -> int:
+    """`n` rows, columns or head dims, rounded up to whole fragments of the tensor cores (16 x 8 x 16)."""
+    return round_up(n, fragment)
 
 
 def warps_for(length: int, most: int = 4) -> int:

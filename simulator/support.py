@@ -36,9 +36,9 @@ def warpgroups(tile: Tile, problem: Problem) -> str | None:
 def few_rows(tile: Tile, problem: Problem) -> str | None:
     """None for a tile of which a warp can hold all rows, and a block of up to eight warps 16 keys each, else what is accepted."""
     most = 16 if problem.head_dim > 128 else 32
-    if tile.rows <= most and tile.cols <= 128:
+    if tile.rows % 8 == 0 and tile.rows <= most and tile.cols % 16 == 0 and tile.cols <= 128:
         return None
-    return f"up to {most} rows, which each warp holds, and up to 128 columns, 16 for each warp"
+    return f"a multiple of 8 rows up to {most}, which each warp holds, and of 16 columns up to 128, 16 for each warp"
 
 
 def a_lane_per_key(tile: Tile, problem: Problem) -> str | None:
@@ -133,7 +133,6 @@ class Support:
         return None
 
     def _of_tile(self, tile: Tile | None, problem: Problem) -> UsageError | None:
-        for accepts in (self.tile, fragments):
-            if tile is not None and (accepted := accepts(tile, problem)):
-                return UsageError("tile", str(tile), accepted)
+        if tile is not None and (accepted := self.tile(tile, problem)):
+            return UsageError("tile", str(tile), accepted)
         return None

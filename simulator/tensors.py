@@ -106,10 +106,19 @@ class SramTile(_Stored):
     _brought = "block.to_registers(tile), because this tile is in SRAM"
 
     def __init__(
-        self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False, panel: int = 16
+        self,
+        name: str,
+        rows: int,
+        cols: int,
+        dtype: str,
+        data: Array | None,
+        *,
+        vector: bool = False,
+        panel: int = 16,
+        fragment: int = 16,
     ) -> None:
         self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
-        self.padded_shape = padded(rows), 1 if vector else round_up(cols, panel)
+        self.padded_shape = padded(rows, fragment), 1 if vector else round_up(cols, panel)
         self.multiplied_shape = self.padded_shape
         self.held = 0  # columns that stay in registers, so that products don't read them
         self._scaled: tuple[float, Array] | None = None

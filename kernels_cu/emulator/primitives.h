@@ -21,6 +21,8 @@ void emu_copy_wait(unsigned pending);
 void emu_ldmatrix(unsigned* r, unsigned address, int transposed);
 // `count` (1, 2 or 4) matrices of 8 x 8 b16; lane 8 i + r names row r of matrix i.
 void emu_ptx_ldmatrix(unsigned* r, unsigned address, int count, int transposed);
+// An 8 x 8 matrix of b16 in registers, transposed.
+unsigned emu_ptx_movmatrix(unsigned r);
 void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 

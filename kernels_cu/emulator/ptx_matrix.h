@@ -7,7 +7,6 @@ extern "C" {
 
 // As emu_ptx_ldmatrix, the other way.
 void emu_ptx_stmatrix(unsigned address, const unsigned* r, int count, int transposed);
-unsigned emu_ptx_movmatrix(unsigned r);
 
 // mma.sync m8n8 and m16n8 of any depth: c += a · b, registers as PTX has them.
 struct EmuMma { int rows, depth, a, b, sums; };

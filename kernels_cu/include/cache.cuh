@@ -6,7 +6,7 @@
 // rounded. A channel's of K scales a column of Q, whose product then has float32's bits: it is multiplied in parts.
 #pragma once
 
-#include "mma.cuh"
+#include "keys_as_rows.cuh"
 #include "params.cuh"
 
 #ifndef CACHE
@@ -60,48 +60,49 @@ DEVICE void copy_scales(unsigned to, const float* from, int inside) {
   }
 }
 
-// A column of S times the scale of its key. A lane's columns are 2t and 2t+1 of each fragment.
+// A row of S times the scale of its key, of which a lane has g and g + 8 of each fragment (keys_as_rows.cuh).
 template <int M, int N>
-DEVICE void scale_columns(float (&s)[M][N][4], unsigned scales) {
+DEVICE void scale_keys(float (&s)[M][N][4], unsigned scales) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const float2 scale = load_shared<float2>(scales + 4 * (8 * n + 2 * (lane_id() % 4)));
+  for (int i = 0; i < M; ++i)
 #pragma unroll
-    for (int i = 0; i < M; ++i)
+    for (int half = 0; half < 2; ++half) {
+      const float scale = load_shared<float>(scales + 4 * (16 * i + 8 * half + lane_id() / 4));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[i][n][e] *= e % 2 ? scale.y : scale.x;
-  }
+      for (int n = 0; n < N; ++n) s[i][n][2 * half] *= scale, s[i][n][2 * half + 1] *= scale;
+    }
 }
 
-// A column of P times the scale of its value, relative to the largest so far, `base`: so float16 holds it, however small scales
-// are. O is relative to the same.
+// A row of P times the scale of its value, relative to the largest so far, `base`: so float16 holds it, however small scales are. O
+// is relative to the same.
 template <int M, int N, int D>
-DEVICE void weigh_columns(float (&p)[M][N][4], float (&o)[M][D][4], float& base, unsigned scales) {
-  float2 scale[N];
-  float top = base;
+DEVICE void weigh_keys(float (&p)[M][N][4], float (&o)[D][N][4], float& base, unsigned scales) {
+  float scale[M][2], top = base;
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    scale[n] = load_shared<float2>(scales + 4 * (8 * n + 2 * (lane_id() % 4)));
-    top = fmaxf(top, fmaxf(scale[n].x, scale[n].y));
-  }
-  top = quad_max(top);
+  for (int i = 0; i < M; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      scale[i][half] = load_shared<float>(scales + 4 * (16 * i + 8 * half + lane_id() / 4));
+      top = fmaxf(top, scale[i][half]);
+    }
+  top = column_max(top);
   const float weight = reciprocal(top);
   if (any_lane(top > base)) {
     const float shrink = base * weight;
 #pragma unroll
-    for (int i = 0; i < M; ++i)
+    for (int d = 0; d < D; ++d)
 #pragma unroll
-      for (int n = 0; n < D; ++n)
+      for (int n = 0; n < N; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) o[i][n][e] *= shrink;
+        for (int e = 0; e < 4; ++e) o[d][n][e] *= shrink;
     base = top;
   }
 #pragma unroll
-  for (int n = 0; n < N; ++n)
+  for (int i = 0; i < M; ++i)
 #pragma unroll
-    for (int i = 0; i < M; ++i)
+    for (int n = 0; n < N; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) p[i][n][e] *= weight * (e % 2 ? scale[n].y : scale[n].x);
+      for (int e = 0; e < 4; ++e) p[i][n][e] *= weight * scale[i][e / 2];
 }
 
 #if CACHE
@@ -153,60 +154,47 @@ DEVICE unsigned even_elements(unsigned x) {  // 1024 + 128 + the element, less 1
 DEVICE unsigned odd_elements(unsigned x) { return even_elements(x >> 8); }
 #endif
 
-// Two 8 x 8 matrices of 16 bits from SRAM, which are 16 rows of 16 elements: as ldmatrix.
-DEVICE void ldmatrix_of_two(unsigned (&r)[2], unsigned address, bool transposed) {
-#ifdef EMULATOR
-  emu_ptx_ldmatrix(r, address, 2, transposed);
-#else
-  if (transposed)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
-#endif
-}
-
-// As in mma.cuh, but a lane gets elements 4t..4t+3 of its key. They are the operand's k 2t, 2t+8, 2t+1, 2t+9: load_query has Q so.
+// K's 16 rows from `key`, 16 columns from `k`: a lane gets elements 4t..4t+3 of keys g and g + 8. They are the operand's k 2t, 2t+8,
+// 2t+1, 2t+9: load_query has Q so.
 template <int ROWS, int COLUMNS>
-DEVICE FragmentB load_b_rows(ByteTile<ROWS, COLUMNS> tile, int n, int k) {
+DEVICE FragmentA load_keys(ByteTile<ROWS, COLUMNS> tile, int key, int k) {
   unsigned w[2];
-  ldmatrix_of_two(w, tile.right(tile.at(lane_id() % 16, 0), k / 16) + n * COLUMNS, false);
-  return {{even_elements(w[0]), odd_elements(w[0]), even_elements(w[1]), odd_elements(w[1])}};
-}
-
-// The same: a lane gets columns 2g and 2g+1 of keys 2t and 2t+1, and of those eight further. They are the operand's columns g and
-// g+8. So of each 16 columns of O a lane has 4t..4t+3 (four_outputs).
-template <int ROWS, int COLUMNS>
-DEVICE FragmentB load_b_columns(ByteTile<ROWS, COLUMNS> tile, int k, int n) {
-  unsigned w[2];
-  ldmatrix_of_two(w, tile.right(tile.at(lane_id() % 16, 0), n / 16) + k * COLUMNS, true);
+  ldmatrix_of_two(w, tile.right(tile.at(lane_id() % 16, 0), k / 16) + key * COLUMNS, false);
   return {{even_elements(w[0]), even_elements(w[1]), odd_elements(w[0]), odd_elements(w[1])}};
 }
 
-// Columns 4t..4t+3 of 16 columns of O, in this lane's upper row (half 0) or its lower one, times `factor`.
-DEVICE float4 four_outputs(const float (&first)[4], const float (&second)[4], int half, float factor) {
-  return make_float4(first[2 * half] * factor, second[2 * half] * factor, first[2 * half + 1] * factor, second[2 * half + 1] * factor);
+// V transposed, columns `column`.. of keys k..: a lane gets columns 2g and 2g+1 of keys 2t and 2t+1, and of those eight further. They
+// are the operand's rows g and g + 8. So of each 16 columns of O a lane has 2g and 2g+1 (store_outputs).
+template <int ROWS, int COLUMNS>
+DEVICE FragmentA load_values(ByteTile<ROWS, COLUMNS> tile, int column, int k) {
+  unsigned w[2];
+  ldmatrix_of_two(w, tile.right(tile.at(lane_id() % 16, 0), column / 16) + k * COLUMNS, true);
+  return {{even_elements(w[0]), odd_elements(w[0]), even_elements(w[1]), odd_elements(w[1])}};
 }
 
-// A of Q, in parts.
-struct QueryFragment { FragmentA part[Q_PARTS]; };
+// 16 columns of O of a query, of which a lane has two, to where the columns begin: at(column) is an address.
+template <class At>
+DEVICE void store_outputs(At at, float first, float second) {
+  store_shared(at(2 * (lane_id() / 4)), make_float2(first, second));
+}
 
-// 16 rows from `row`, 16 columns from `k`, in the order of load_b_rows; `channels` is where the scales of K's channels lie in SRAM.
+// Q transposed, in parts.
+struct QueryFragment { Fragment8 part[Q_PARTS]; };
+
+// Eight rows from `row`, 16 columns from `k`, in the order of load_keys; `channels` is where the scales of K's channels lie in SRAM.
 template <class TileT>
 DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned channels) {
   QueryFragment q;
   const int t = lane_id() % 4;
-  const unsigned corner = tile.right(tile.at(lane_id() / 4, t / 2), k / CHUNK_ELEMENTS) + t % 2 * 8 + row * TileT::ROW_BYTES;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint2 four = load_shared<uint2>(corner + 8 * half * TileT::ROW_BYTES);
-    q.part[0].r[half] = __byte_perm(four.x, four.y, 0x5410), q.part[0].r[half + 2] = __byte_perm(four.x, four.y, 0x7632);
-  }
+  const unsigned corner = tile.right(tile.at(lane_id() / 4, t / 2), k / CHUNK_ELEMENTS) + t % 2 * 8;
+  const uint2 four = load_shared<uint2>(corner + row * TileT::ROW_BYTES);
+  q.part[0].r[0] = __byte_perm(four.x, four.y, 0x5410), q.part[0].r[1] = __byte_perm(four.x, four.y, 0x7632);
   if constexpr (K_SCALE == CHANNEL) {
     const float4 scale = load_shared<float4>(channels + 4 * (k + 4 * t));
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
+    for (int r = 0; r < 2; ++r) {
       float2 rest = unpack(q.part[0].r[r]);
-      rest.x *= r < 2 ? scale.x : scale.y, rest.y *= r < 2 ? scale.z : scale.w;
+      rest.x *= r == 0 ? scale.x : scale.y, rest.y *= r == 0 ? scale.z : scale.w;
 #pragma unroll
       for (int n = 0; n < Q_PARTS; ++n) {
         q.part[n].r[r] = pack(rest.x, rest.y);
@@ -218,19 +206,31 @@ DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned channels) {
   return q;
 }
 
-DEVICE void mma(float (&c0)[4], float (&c1)[4], const QueryFragment& a, const FragmentB& b) {
+DEVICE void mma(float (&c)[4], const FragmentA& a, const QueryFragment& b) {
 #pragma unroll
-  for (int n = 0; n < Q_PARTS; ++n) mma(c0, c1, a.part[n], b);
+  for (int n = 0; n < Q_PARTS; ++n) mma(c, a, b.part[n]);
 }
 
 #else
 
 template <int ROWS, int COLUMNS>
 using CacheTile = Tile<ROWS, COLUMNS>;
-using QueryFragment = FragmentA;
+using QueryFragment = Fragment8;
+template <class TileT>
+DEVICE FragmentA load_keys(TileT tile, int key, int k) {
+  return load_a(tile, key, k);
+}
+template <class TileT>
+DEVICE FragmentA load_values(TileT tile, int column, int k) {
+  return load_a_columns(tile, column, k);
+}
+template <class At>
+DEVICE void store_outputs(At at, float first, float second) {
+  store_shared(at(lane_id() / 4), first), store_shared(at(lane_id() / 4 + 8), second);
+}
 template <class TileT>
 DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned) {
-  return load_a(tile, row, k);
+  return load_8_rows(tile, row, k);
 }
 
 #endif

@@ -17,21 +17,22 @@ DEVICE int first_draft_tile(const Shape& shape) { return max(shape.len_kv - shap
 struct Drafts {
   unsigned word = 0;
 
-  // Hides drafts in 16 rows of accumulators (mma.cuh), from row `first_row` of the tile on. Their columns begin with key
-  // `key`. `lane_column` (2t) is this lane's first column.
-  template <int N>
-  DEVICE void hide(float (&s)[N][4], const Shape& shape, int first_row, int key, int lane_column) const {
-    static_assert(8 * N <= 32, "the columns of a row are bits of a word");
-    const int skipped = min(max(key - (shape.len_kv - shape.len_q), -32), 31);  // drafts before these columns
+  // Hides drafts in accumulators (keys_as_rows.cuh) whose queries are the tile's rows from 0 on. Their keys begin with `key`.
+  template <int M, int N>
+  DEVICE void hide(float (&s)[M][N][4], const Shape& shape, int key) const {
+    static_assert(16 * M <= 32, "the keys of a column are bits of a word");
+    const int skipped = min(max(key - (shape.len_kv - shape.len_q), -32), 31);  // drafts before these keys
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const unsigned own = shuffle(word, first_row + 8 * half + lane_id() / 4);
-      const unsigned columns = ((static_cast<unsigned long long>(own) << 32) | 0xffffffffu) >> (32 + skipped);
+    for (int n = 0; n < N; ++n)
 #pragma unroll
-      for (int n = 0; n < N; ++n)
+      for (int e = 0; e < 2; ++e) {
+        const unsigned own = shuffle(word, 8 * n + 2 * (lane_id() % 4) + e);
+        const unsigned keys = ((static_cast<unsigned long long>(own) << 32) | 0xffffffffu) >> (32 + skipped);
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (!(columns >> lane_column >> (8 * n + e) & 1)) s[n][2 * half + e] = -INF;
-    }
+        for (int i = 0; i < M; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            if (!(keys >> lane_id() / 4 >> (16 * i + 8 * half) & 1)) s[i][n][2 * half + e] = -INF;
+      }
   }
 };

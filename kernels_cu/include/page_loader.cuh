@@ -25,7 +25,7 @@ struct PageLoader {
 
   // This lane's row is row `place` of page `at`. Rows from `rows` on and bytes past `row_bytes` become zeros.
   DEVICE void load(TileT tile, int at, int place, int rows) const {
-    const long long own = at * page + place * row;
+    const long long own = reinterpret_cast<long long>(head) + at * page + place * row;
     if (row_bytes != TileT::ROW_BYTES)
       copy<false, false>(tile, own, rows);
     else if (rows < ROWS)
@@ -34,23 +34,27 @@ struct PageLoader {
       copy<true, true>(tile, own, rows);
   }
 
-  // A tile of which all rows are there (WHOLE), or some; rows with padding have a chunk that isn't WIDE enough.
+  // A tile of which all rows are there (WHOLE), or some; rows with padding have a chunk that isn't WIDE enough. A lane's next row is
+  // PASS rows down, where the swizzle is that of its first row, or (8 lanes a row) has the other half of a line first.
   template <bool WHOLE, bool WIDE>
   DEVICE void copy(TileT tile, long long own, int rows) const {
+    constexpr int PASS = 32 / LANES;
     const int lane = FEW_REGISTERS && LANES < 8 ? opaque(lane_id()) : lane_id();
-#pragma unroll(WHOLE ? 4 : WIDE ? IN_PART_AT_ONCE : 1)
-    for (int first = 0; first < ROWS; first += 32 / LANES) {
+    const unsigned to = tile.at(lane / LANES, lane % LANES);
+#pragma unroll(WHOLE ? (FEW_REGISTERS ? 4 : ROWS / PASS) : WIDE ? IN_PART_AT_ONCE : 1)
+    for (int first = 0; first < ROWS; first += PASS) {
       const int r = first + lane / LANES;
-      const char* from = head + shuffle(own, r);
+      const char* from = reinterpret_cast<const char*>(shuffle(own, r)) + lane % LANES * CHUNK_BYTES;
+      const unsigned row_to = (to ^ first % 8 * CHUNK_BYTES) + first * TileT::ROW_BYTES;
 #pragma unroll((WHOLE || (WIDE && IN_PART_AT_ONCE > 1)) && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
       for (int c = 0; c < CHUNKS; c += LANES) {
-        const int chunk = c + lane % LANES;
-        if (!WHOLE || ROWS % (32 / LANES)) lanes_meet();
+        if (!WHOLE || ROWS % PASS) lanes_meet();
         if (r >= ROWS) continue;
+        const int behind = row_bytes - (c + lane % LANES) * CHUNK_BYTES;  // bytes of the row from here on
         if (WIDE)
-          copy_async_inside(tile.at(r, chunk), from + chunk * CHUNK_BYTES, WHOLE || r < rows);
+          copy_async_inside(row_to + c * CHUNK_BYTES, from + c * CHUNK_BYTES, WHOLE || r < rows);
         else
-          copy_async(tile.at(r, chunk), from + chunk * CHUNK_BYTES, r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0);
+          copy_async(row_to + c * CHUNK_BYTES, from + c * CHUNK_BYTES, r < rows ? min(max(behind, 0), CHUNK_BYTES) : 0);
       }
     }
   }

@@ -8,7 +8,7 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.dtypes import Array
 from simulator.problem import Problem, Tile
-from simulator.programs.flash_decoding import CHILDREN, Splits, sram_bytes
+from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, Splits, sram_bytes
 from simulator.programs.quantized import query_parts
 
 
@@ -25,7 +25,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     """
     run = dict(config.constants)["RUN"]
     p, es, t, s, w = problem, problem.itemsize, book.tensors, Splits(problem, tile, run), config.warps
-    heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols)
+    heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows, FRAGMENT), padded(tile.cols)
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile = rows * d * es, cols * d * p.kv_itemsize, cols * dv * p.kv_itemsize
     pairs = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())

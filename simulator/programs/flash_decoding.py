@@ -8,7 +8,7 @@ have up to 32 children, which are added up in their order. So a result is the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ MOST_KEYS = 1 << 62
 """Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
 MOST_PAGED = 4
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
+FRAGMENT = 8
+"""The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
 PASSES = 2
 """How often who walks over units in pages goes through the lengths: for the runs that others follow, and for the last ones."""
 _AT_A_TIME = 4096  # row tiles that are looked at together
@@ -192,7 +194,7 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
         units = sum(s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s in splits)
         return run * -(-units // device.sms)
 
-    registers = padded(tile.rows) // warps * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
+    registers = -(-padded(tile.rows, FRAGMENT) // warps) * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
     room, most = (_REGISTERS, inf) if problem.page_size is None else (_REGISTERS_PAGED, MOST_PAGED)
     runs = [2**n for n in range(room // registers + 1) if 2**n <= most]
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
@@ -202,7 +204,7 @@ def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
     """SRAM per block: the queries of the units whose keys are on their way, the ring of K and V, and what the warps have of a
     unit, for those that merge."""
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
-    rows, cols = padded(tile.rows), padded(tile.cols)
+    rows, cols = padded(tile.rows, FRAGMENT), padded(tile.cols)
     queries, ring = (stages + 1) * rows * d * problem.itemsize, stages * cols * (d + dv) * problem.kv_itemsize
     scales = stages * cols * [problem.k_scale, problem.v_scale].count("token")
     scales += (stages + 1) * d * (problem.k_scale == "channel")
@@ -210,7 +212,7 @@ def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """As many rows as a group of heads has, up to 32, and as many keys as leave room for two stages, up to 128
+    """As many rows as a group of heads has, 8, 16 or 32, and as many keys as leave room for two stages, up to 128
     (64, with so many rows: or registers spill).
 
     A chunk is four tiles, whatever the device has. Four warps split a tile's keys. Bytes in flight are all that counts, so the
@@ -220,7 +222,8 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     if tile is not None:
         candidates = [Tile.parse(tile)]
     else:
-        rows = 32 if half and d <= 128 and problem.len_q * problem.queries_per_kv > 16 else 16
+        packed = problem.len_q * problem.queries_per_kv
+        rows = 8 if packed <= 8 else 16 if packed <= 16 or not half or d > 128 else 32
         candidates = [Tile(rows, cols) for cols in (128, 64, 32, 16) if rows * cols <= 2048]
     depths = (6, 5, 4, 3, 2, 1) if device.compute_capability >= (8, 0) else (1,)  # 1: there is no cp.async
     ways = [(chosen, stages) for chosen in candidates for stages in depths]
@@ -233,9 +236,10 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 tile=chosen,
                 warps=warps,
                 stages=stages,
-                q_in_registers=half and padded(chosen.rows) * d * max(2, query_parts(problem)) <= 2 * 16 * 128,
+                q_in_registers=half and padded(chosen.rows, FRAGMENT) * d * max(2, query_parts(problem)) <= 2 * 16 * 128,
                 blocks_per_sm=1,
                 persistent=True,
+                fragment_rows=FRAGMENT,
                 constants=(("RUN", run_for(problem, chosen, warps, device)), *features(problem)),
             )
     raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
@@ -342,16 +346,17 @@ def decode(
         chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()
         if not chunks:
             continue  # this row tile sees fewer runs
-        m_warps, l_warps = (block.alloc(name, tile.rows, copies=w) for name in ("m_warps", "l_warps"))
-        o_warps, top = block.alloc("o_warps", tile.rows, d, copies=w), block.alloc("m", tile.rows)
+        alloc = partial(block.alloc, rows=tile.rows, fragment=FRAGMENT)
+        m_warps, l_warps = (alloc(name, copies=w) for name in ("m_warps", "l_warps"))
+        o_warps, top = alloc("o_warps", cols=d, copies=w), alloc("m")
         for x in (k, v):
             block.alloc(x.name, tile.cols, x.cols, x.dtype, copies=c.stages)
-        q_i: SramTile | Registers = block.alloc(q.name, tile.rows, q.cols, q.dtype, copies=c.stages + 1)
+        q_i: SramTile | Registers = alloc(q.name, cols=q.cols, dtype=q.dtype, copies=c.stages + 1)
         scales.reserve(block)
         scales.begin(block)
         if block.walk:
             block.step("load_q")
-            q_i = block.load(q, i, tile.rows, stages=c.stages + 1)
+            q_i = block.load(q, i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
             scales.fetch(block)
