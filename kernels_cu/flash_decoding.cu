@@ -263,10 +263,11 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
     // step: load_q
     const QTile q_tile = sram.q(q_slot);
     const unsigned channels = sram.channels(q_slot);
+    QueryFactors<QUERY_FRAGMENTS> factors;
 #if Q_IN_REGISTERS
     QueryFragment q_fragments[HEAD_DIM / K_STEP][QUERY_FRAGMENTS];
 #endif
-    float c = c_of_all, v_scale = 1;
+    float v_scale = 1;
     Drafts drafts;
     if (place.has_keys()) {
       if (DRAFTS && place.tiles_of(place.chunks.last).last >= first_draft_tile(shape)) {
@@ -274,15 +275,18 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
         const int query = (place.first_row + lane_id()) / units.group;
         if (lane_id() < place.rows) drafts.word = load_global<unsigned>(draft_mask + unit.batch * shape.len_q + query);
       }
-      c = times_scale<K_SCALE>(c_of_all, scales.of_k, unit.kv_head), v_scale = scale_of<V_SCALE>(scales.of_v, unit.kv_head);
+      const float c = times_scale<K_SCALE>(c_of_all, scales.of_k, unit.kv_head);
+      v_scale = scale_of<V_SCALE>(scales.of_v, unit.kv_head);
       q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
       copy_wait<STAGES - 1>();
       named_barrier_sync(JOINING, THREADS);  // each warp has copied a part of the queries
+      factors.find(q_tile, channels, c);
 #if Q_IN_REGISTERS
 #pragma unroll
       for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
 #pragma unroll
-        for (int n = 0; n < QUERY_FRAGMENTS; ++n) q_fragments[d][n] = load_query(q_tile, 8 * n, d * K_STEP, channels);
+        for (int n = 0; n < QUERY_FRAGMENTS; ++n)
+          q_fragments[d][n] = load_query(q_tile, 8 * n, d * K_STEP, channels, factors.up[n]);
 #endif
     }
 
@@ -308,7 +312,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 #if !Q_IN_REGISTERS
           QueryFragment q_fragments[QUERY_FRAGMENTS];
 #pragma unroll
-          for (int n = 0; n < QUERY_FRAGMENTS; ++n) q_fragments[n] = load_query(q_tile, 8 * n, d * K_STEP, channels);
+          for (int n = 0; n < QUERY_FRAGMENTS; ++n) q_fragments[n] = load_query(q_tile, 8 * n, d * K_STEP, channels, factors.up[n]);
 #endif
 #pragma unroll
           for (int i = 0; i < KEY_FRAGMENTS; ++i) {
@@ -316,9 +320,9 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 #pragma unroll
             for (int n = 0; n < QUERY_FRAGMENTS; ++n)
 #if Q_IN_REGISTERS
-              mma(s[i][n], a, q_fragments[d][n]);
+              multiply(s[i][n], a, q_fragments[d][n]);
 #else
-              mma(s[i][n], a, q_fragments[n]);
+              multiply(s[i][n], a, q_fragments[n]);
 #endif
           }
         }
@@ -344,7 +348,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
             float top = s[0][n][e];
 #pragma unroll
             for (int i = 0; i < KEY_FRAGMENTS; ++i) top = fmaxf(top, fmaxf(s[i][n][e], s[i][n][2 + e]));
-            top = fmaxf(m[n][e], c * column_max(top));
+            top = fmaxf(m[n][e], factors.c(n, e) * column_max(top));
             alpha[n][e] = exp2_approx(m[n][e] - top);
             risen |= top > m[n][e];
             m[n][e] = top;
@@ -369,7 +373,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
           for (int n = 0; n < QUERY_FRAGMENTS; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-              s[i][n][e] = exp2_approx(c * s[i][n][e] - m[n][e % 2]);
+              s[i][n][e] = exp2_approx(factors.c(n, e % 2) * s[i][n][e] - m[n][e % 2]);
               l[n][e % 2] += s[i][n][e];
             }
 
@@ -382,13 +386,13 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
         for (int key = 0; key < WARP_KEYS; key += K_STEP) {
           Fragment8 b[QUERY_FRAGMENTS];
 #pragma unroll
-          for (int n = 0; n < QUERY_FRAGMENTS; ++n) b[n] = operand_8(s, key, n);
+          for (int n = 0; n < QUERY_FRAGMENTS; ++n) b[n] = round_p(s, key, n);
 #pragma unroll
           for (int d = 0; d < O_FRAGMENTS; ++d) {
             if (FL_DTYPE == 0) warp_barrier();
             const FragmentA a = load_values(values, 16 * d, key);
 #pragma unroll
-            for (int n = 0; n < QUERY_FRAGMENTS; ++n) mma(o[d][n], a, b[n]);
+            for (int n = 0; n < QUERY_FRAGMENTS; ++n) multiply(o[d][n], a, b[n]);
           }
         }
 

@@ -1,9 +1,10 @@
 // K and V as caches keep them. CACHE: 0 in the storage dtype, 1 in e4m3, 2 in int8. K_SCALE, V_SCALE: what each scale of theirs is
 // for (ScaleOf), 0 where there is none. An element times its scale is the value.
 //
-// 16 bits hold every element of 8 bits exactly. So an element is widened as it leaves SRAM, and the tensor cores multiply elements.
-// A scale for all or for a head scales the scores, or at the end the output. A key's scales its column of S, or of P before that is
-// rounded. A channel's of K scales a column of Q, whose product then has float32's bits: it is multiplied in parts.
+// float16 holds every element of 8 bits exactly. So an element is widened as it leaves SRAM, and the tensor cores multiply float16.
+// A query of bfloat16 is brought there by a power of two (QueryFactors), and P is rounded there.
+// A scale for all or for a head scales the scores, or at the end the output. A key's scales its row of S, or of P before that is
+// rounded. A channel's of K scales a column of Q, whose product then has float32's bits: it is multiplied in two parts.
 #pragma once
 
 #include "keys_as_rows.cuh"
@@ -22,8 +23,8 @@
 enum ScaleOf { ALL = 1, HEAD, TOKEN, CHANNEL };
 constexpr bool QUANTIZED = CACHE != 0;
 constexpr int CACHE_BYTES = QUANTIZED ? 1 : ELEMENT_BYTES;  // of an element
-// Parts that add up to a product of Q and a scale: all of its bits in bfloat16, all but the least in float16.
-constexpr int Q_PARTS = K_SCALE != CHANNEL ? 1 : FL_DTYPE == 2 ? 3 : 2;
+constexpr int Q_PARTS = K_SCALE == CHANNEL ? 2 : 1;  // that add up to a product of Q and a scale, all bits but the least
+constexpr bool QUERY_FACTORS = QUANTIZED && (FL_DTYPE == 2 || K_SCALE == CHANNEL);
 
 // Bytes of a row of K or V.
 DEVICE int cache_row_bytes(const Shape& shape) { return shape.head_dim * CACHE_BYTES; }
@@ -113,54 +114,81 @@ struct ByteTile : Tile<ROWS, COLUMNS / 2> {};
 template <int ROWS, int COLUMNS>
 using CacheTile = ByteTile<ROWS, COLUMNS>;
 
-// x y + z of both elements of a word.
+#if FL_DTYPE == 2
+DEVICE unsigned pack_half(float low, float high) {
+#ifdef EMULATOR
+  return emulator::f16_of_float(low) | static_cast<unsigned>(emulator::f16_of_float(high)) << 16;
+#else
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+#endif
+}
+DEVICE float2 unpack_half(unsigned both) {
+#ifdef EMULATOR
+  return make_float2(emulator::float_of_f16(both & 0xffffu), emulator::float_of_f16(both >> 16));
+#else
+  float2 x;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x.x), "=f"(x.y) : "r"(both));
+  return x;
+#endif
+}
+DEVICE void multiply(float (&c)[4], const FragmentA& a, const Fragment8& b) {
+#ifdef EMULATOR
+  emu_mma_f16(c, a.r, b.r[0], b.r[1]);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+#endif
+}
+#else
+DEVICE unsigned pack_half(float low, float high) { return pack(low, high); }
+DEVICE float2 unpack_half(unsigned both) { return unpack(both); }
+DEVICE void multiply(float (&c)[4], const FragmentA& a, const Fragment8& b) { mma(c, a, b); }
+#endif
+
+// x y + z of both float16 of a word.
 DEVICE unsigned multiply_add_both(unsigned x, unsigned y, unsigned z) {
 #ifdef EMULATOR
-  const float2 a = unpack(x), b = unpack(y), c = unpack(z);
-  return pack(fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y));
+  const float2 a = unpack_half(x), b = unpack_half(y), c = unpack_half(z);
+  return pack_half(fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y));
 #else
   unsigned both;
-#if FL_DTYPE == 2
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(x), "r"(y), "r"(z));
-#else
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(x), "r"(y), "r"(z));
-#endif
   return both;
 #endif
 }
 
-// Of four elements the second and the fourth, or the first and the third, in 16 bits.
+// The first two of four elements in float16, or the last two (HALF 1).
 //
-// e4m3: sign, exponent and mantissa move to where 16 bits have them. The exponent is then too small by as much as the biases differ
-// (8 in float16, 120 in bfloat16), and a product makes up for it, subnormals included. (The NaN reads as 480.)
-// int8: its bits below those of 1024 or 128 make a float that is too large by a constant.
-DEVICE unsigned odd_elements(unsigned x);
-DEVICE unsigned even_elements(unsigned x);
-#if CACHE == 1
-DEVICE unsigned odd_elements(unsigned x) {
-  constexpr unsigned MAGNITUDES = FL_DTYPE == 2 ? 0x07f007f0u : 0x3f803f80u, BIAS = FL_DTYPE == 2 ? 0x7b807b80u : 0x5c005c00u;
-  return multiply_add_both((x & 0x80008000u) | (x >> (FL_DTYPE == 2 ? 4 : 1) & MAGNITUDES), BIAS, 0x80008000u);
-}
-DEVICE unsigned even_elements(unsigned x) { return odd_elements(x << 8); }
-#elif FL_DTYPE == 2
-DEVICE unsigned even_elements(unsigned x) {  // 128 + the lower seven bits, less 128, or 256 where the eighth is set
-  return multiply_add_both((x & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (x & 0x007f007fu) | 0x43004300u);
-}
-DEVICE unsigned odd_elements(unsigned x) { return even_elements(x >> 8); }
+// e4m3: there is an instruction. Without it sign, exponent and mantissa move to where float16 has them. The exponent is then too small
+// by 8, and a product makes up for it, subnormals included. (The NaN then reads as 480.)
+// int8: an element and 128 below the bits of 1024 make a number that is too large by 1152.
+template <int HALF>
+DEVICE unsigned two_elements(unsigned x) {
+#if CACHE == 2
+  return multiply_add_both(__byte_perm(x ^ 0x80808080u, 0x64646464u, HALF ? 0x4342 : 0x4140), 0x3c003c00u, 0xe480e480u);
+#elif defined(EMULATOR) || __CUDA_ARCH__ < 890
+  const unsigned high = __byte_perm(x, 0, HALF ? 0x3424 : 0x1404);
+  return multiply_add_both((high & 0x80008000u) | (high >> 1 & 0x3f803f80u), 0x5c005c00u, 0x80008000u);
 #else
-DEVICE unsigned even_elements(unsigned x) {  // 1024 + 128 + the element, less 1152
-  return multiply_add_both(((x ^ 0x00800080u) & 0x00ff00ffu) | 0x64006400u, 0x3c003c00u, 0xe480e480u);
-}
-DEVICE unsigned odd_elements(unsigned x) { return even_elements(x >> 8); }
+  unsigned both;
+  if (HALF)
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(both) : "r"(x));
+  else
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l;}" : "=r"(both) : "r"(x));
+  return both;
 #endif
+}
 
-// K's 16 rows from `key`, 16 columns from `k`: a lane gets elements 4t..4t+3 of keys g and g + 8. They are the operand's k 2t, 2t+8,
-// 2t+1, 2t+9: load_query has Q so.
+// K's 16 rows from `key`, 16 columns from `k`: a lane gets elements 4t..4t+3 of keys g and g + 8. They are the operand's k 2t, 2t+1,
+// 2t+8, 2t+9: load_query has Q so.
 template <int ROWS, int COLUMNS>
 DEVICE FragmentA load_keys(ByteTile<ROWS, COLUMNS> tile, int key, int k) {
   unsigned w[2];
   ldmatrix_of_two(w, tile.right(tile.at(lane_id() % 16, 0), k / 16) + key * COLUMNS, false);
-  return {{even_elements(w[0]), even_elements(w[1]), odd_elements(w[0]), odd_elements(w[1])}};
+  return {{two_elements<0>(w[0]), two_elements<0>(w[1]), two_elements<1>(w[0]), two_elements<1>(w[1])}};
 }
 
 // V transposed, columns `column`.. of keys k..: a lane gets columns 2g and 2g+1 of keys 2t and 2t+1, and of those eight further. They
@@ -169,7 +197,8 @@ template <int ROWS, int COLUMNS>
 DEVICE FragmentA load_values(ByteTile<ROWS, COLUMNS> tile, int column, int k) {
   unsigned w[2];
   ldmatrix_of_two(w, tile.right(tile.at(lane_id() % 16, 0), column / 16) + k * COLUMNS, true);
-  return {{even_elements(w[0]), odd_elements(w[0]), even_elements(w[1]), odd_elements(w[1])}};
+  const unsigned x = __byte_perm(w[0], 0, 0x3120), y = __byte_perm(w[1], 0, 0x3120);  // both keys of a column side by side
+  return {{two_elements<0>(x), two_elements<1>(x), two_elements<0>(y), two_elements<1>(y)}};
 }
 
 // 16 columns of O of a query, of which a lane has two, to where the columns begin: at(column) is an address.
@@ -178,37 +207,81 @@ DEVICE void store_outputs(At at, float first, float second) {
   store_shared(at(2 * (lane_id() / 4)), make_float2(first, second));
 }
 
+// P transposed, in float16, as operand_8.
+template <int M, int N>
+DEVICE Fragment8 round_p(const float (&p)[M][N][4], int k, int n) {
+  const float (&c)[4] = p[k / 16][n];
+  return {{movmatrix(pack_half(c[0], c[1])), movmatrix(pack_half(c[2], c[3]))}};
+}
+
 // Q transposed, in parts.
 struct QueryFragment { Fragment8 part[Q_PARTS]; };
 
-// Eight rows from `row`, 16 columns from `k`, in the order of load_keys; `channels` is where the scales of K's channels lie in SRAM.
+// Eight rows from `row`, 16 columns from `k`, in the order of load_keys: a lane's elements 4t..4t+3 of row g, times the scales of
+// their channels, which lie in SRAM from `channels` on.
 template <class TileT>
-DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned channels) {
-  QueryFragment q;
+DEVICE float4 load_elements(TileT tile, int row, int k, unsigned channels) {
   const int t = lane_id() % 4;
   const unsigned corner = tile.right(tile.at(lane_id() / 4, t / 2), k / CHUNK_ELEMENTS) + t % 2 * 8;
   const uint2 four = load_shared<uint2>(corner + row * TileT::ROW_BYTES);
-  q.part[0].r[0] = __byte_perm(four.x, four.y, 0x5410), q.part[0].r[1] = __byte_perm(four.x, four.y, 0x7632);
+  const float2 first = unpack(four.x), second = unpack(four.y);
+  float4 x = make_float4(first.x, first.y, second.x, second.y);
   if constexpr (K_SCALE == CHANNEL) {
     const float4 scale = load_shared<float4>(channels + 4 * (k + 4 * t));
+    x.x *= scale.x, x.y *= scale.y, x.z *= scale.z, x.w *= scale.w;
+  }
+  return x;
+}
+
+// The power of two that a query is multiplied with, so that its largest element is between 2^14 and 2^15, and float16 loses nothing
+// above 2^-39 of it. `up` is that of this lane's query in a fragment of Q, `c` what scores are multiplied with in S instead of `c`.
+template <int N>
+struct QueryFactors {
+  float up[N], of[N][2];
+
+  template <class TileT>
+  DEVICE void find(TileT tile, unsigned channels, float c) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float2 rest = unpack(q.part[0].r[r]);
-      rest.x *= r == 0 ? scale.x : scale.y, rest.y *= r == 0 ? scale.z : scale.w;
+    for (int n = 0; n < N; ++n) {
+      up[n] = 1, of[n][0] = of[n][1] = c;
+      if constexpr (!QUERY_FACTORS) continue;
+      float top = 0;
 #pragma unroll
-      for (int n = 0; n < Q_PARTS; ++n) {
-        q.part[n].r[r] = pack(rest.x, rest.y);
-        const float2 held = unpack(q.part[n].r[r]);
-        rest.x -= held.x, rest.y -= held.y;
+      for (int k = 0; k < HEAD_DIM; k += K_STEP) {
+        const float4 x = load_elements(tile, 8 * n, k, channels);
+        top = fmaxf(fmaxf(top, fmaxf(fabsf(x.x), fabsf(x.y))), fmaxf(fabsf(x.z), fabsf(x.w)));
+      }
+      const int exponent = min(max(__builtin_bit_cast(int, quad_max(top)) >> 23, 15), 254);
+      up[n] = __builtin_bit_cast(float, (268 - exponent) << 23);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float down = __builtin_bit_cast(float, (shuffle(exponent, 4 * (2 * (lane_id() % 4) + e)) - 14) << 23);
+        of[n][e] = fmaxf(c * down, 0x1p-126f);  // above 0, as in Scores
       }
     }
   }
+  DEVICE float c(int n, int e) const { return of[n][e]; }
+};
+
+template <class TileT>
+DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned channels, float factor) {
+  QueryFragment q;
+  const float4 x = load_elements(tile, row, k, channels);
+  float2 rest[2] = {make_float2(x.x * factor, x.y * factor), make_float2(x.z * factor, x.w * factor)};
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int n = 0; n < Q_PARTS; ++n) {
+      q.part[n].r[r] = pack_half(rest[r].x, rest[r].y);
+      const float2 held = unpack_half(q.part[n].r[r]);
+      rest[r].x -= held.x, rest[r].y -= held.y;
+    }
   return q;
 }
 
-DEVICE void mma(float (&c)[4], const FragmentA& a, const QueryFragment& b) {
+DEVICE void multiply(float (&c)[4], const FragmentA& a, const QueryFragment& b) {
 #pragma unroll
-  for (int n = 0; n < Q_PARTS; ++n) mma(c, a, b.part[n]);
+  for (int n = 0; n < Q_PARTS; ++n) multiply(c, a, b.part[n]);
 }
 
 #else
@@ -228,9 +301,24 @@ template <class At>
 DEVICE void store_outputs(At at, float first, float second) {
   store_shared(at(lane_id() / 4), first), store_shared(at(lane_id() / 4 + 8), second);
 }
+template <int M, int N>
+DEVICE Fragment8 round_p(const float (&p)[M][N][4], int k, int n) {
+  return operand_8(p, k, n);
+}
+template <int N>
+struct QueryFactors {
+  static constexpr float up[N] = {};
+  float all;
+  template <class TileT>
+  DEVICE void find(TileT, unsigned, float c) {
+    all = c;
+  }
+  DEVICE float c(int, int) const { return all; }
+};
 template <class TileT>
-DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned) {
+DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned, float) {
   return load_8_rows(tile, row, k);
 }
+DEVICE void multiply(float (&c)[4], const FragmentA& a, const Fragment8& b) { mma(c, a, b); }
 
 #endif

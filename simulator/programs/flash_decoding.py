@@ -388,7 +388,7 @@ def decode(
                 scales.load(block, "v", j)
                 block.step("output")
                 p, acc, base = scales.weigh(block, p, acc, base)
-                acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "rows"), acc=acc)
+                acc = block.matmul(p.round(scales.operands), v_j, split=("rows", "rows"), acc=acc)
             block.step("join")
             block.put(m_warps, m_i, copies=w)
             m_i = block.get(m_warps, "none")  # of all warps; each weighs with it what it has

@@ -1,7 +1,8 @@
 """The scales of quantised K and V in a tile program for few queries (see `simulator.operations.caches`).
 
 One for all of K or for a head scales the scores, and one of V what the warps join. A key's own scales a column of S, or of P. A
-column's of K scales a column of Q. So the products are those of the elements, which 16 bits hold exactly.
+column's of K scales a column of Q. So the products are those of the elements, which float16 holds exactly. Queries are brought to
+float16 by a power of two each.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ LEAST = 2.0**-126
 
 
 def query_parts(problem: Problem) -> int:
-    """In how many parts a query is multiplied with K. Times a column's scale it has float32's bits: its dtype holds them in
-    parts that add up, all bits of bfloat16's three and all but the least of float16's two."""
-    if problem.k_scale != "channel":
-        return 1
-    return 3 if problem.dtype == "bfloat16" else 2
+    """In how many parts a query is multiplied with K. Times a column's scale it has float32's bits: two of float16 that add up
+    hold all but the least."""
+    return 2 if problem.k_scale == "channel" else 1
+
+
+def query_factors(problem: Problem) -> bool:
+    """Is each query multiplied with a power of two, so that float16 holds it? Its largest element says which."""
+    return problem.quantized and (problem.dtype == "bfloat16" or problem.k_scale == "channel")
 
 
 class CacheScales:
@@ -29,6 +33,7 @@ class CacheScales:
 
     def __init__(self, m: Machine, table: HbmTensor | None = None) -> None:
         self.problem, self.stages, self.in_registers = m.problem, m.config.stages, m.config.q_in_registers
+        self.operands = "float16" if m.problem.quantized else m.problem.dtype
         self.warps, self.tile, self.parts = m.config.warps, m.tile, query_parts(m.problem)
         self.forms = {"k": m.problem.k_scale, "v": m.problem.v_scale}
         self.of = {name: m.optional(f"{name}_scale") for name, form in self.forms.items() if form}
@@ -59,7 +64,12 @@ class CacheScales:
             self.base = block.fetch(self.of["v"], 0, 1, warps=self.warps)
 
     def queries(self, block: Block, q: SramTile | Registers, *, now: bool) -> SramTile | Registers:
-        """Q with a column times its scale of K: once where the warps keep Q, else for each product."""
+        """Q with a column times its scale of K: once where the warps keep Q, else for each product. There each warp goes over Q
+        once before, for what it is multiplied with."""
+        if now and not self.in_registers and isinstance(q, SramTile) and query_factors(self.problem):
+            block.to_registers(q, "none")
+            if self.forms["k"] == "channel":
+                block.to_registers(self.channels, "none")
         if self.forms["k"] != "channel" or now != self.in_registers:
             return q
         held = q if isinstance(q, Registers) else block.to_registers(q, "none")
