@@ -80,7 +80,8 @@ struct Sram {
   }
 };
 
-// The tiles of a block's units one after the other: tile j of `unit` is next.
+// A block's units one after the other, in steps of so many tiles: tile j of `unit` is the first of a step, `last` the unit's last.
+template <int STEP>
 struct Walk {
   const Units& units;
   Unit unit;
@@ -89,10 +90,11 @@ struct Walk {
 
   DEVICE explicit Walk(const Units& units) : units(units), unit(units.first()) {}
 
-  // Moves on to the next tile, j of `unit`. The first one of a unit is told with the unit's place; after the last one j is behind it.
+  // Moves on, and says whether there is more. The first step of a unit is told with the unit's place.
   template <class Begin>
   DEVICE bool next(Begin begin) {
-    if (++j <= last) return true;
+    j = STEP == 1 ? j + 1 : (j / STEP + 1) * STEP;
+    if (j <= last) return true;
     if (begun) units.move_on(unit);
     for (; units.has(unit); units.move_on(unit)) {
       const Place place(units, unit);
@@ -113,7 +115,7 @@ DEVICE int length_of(const int* lengths, int request, int requests) {
 }
 
 using Loader = PageLoader<WarpTile>;
-DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return {head, x.batch, x.row, row_bytes}; }
+DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return {head, x, row_bytes}; }
 
 // This lane's row of a tile: its page, and its place there.
 struct Rows {
@@ -125,39 +127,41 @@ struct Rows {
   }
 };
 
-// The pages of the next tiles' keys. They are asked for AHEAD tiles before the copies need them.
+// The pages of the keys of this chunk, and of the next one, which are on their way.
 struct Lookup {
-  static constexpr int AHEAD = 2;
   const int* table;
   const Divisor page_size;
-  Walk walk;
-  int pages[AHEAD] = {};
+  Walk<TILES_PER_CHUNK> walk;
+  int pages[TILES_PER_CHUNK] = {}, ahead[TILES_PER_CHUNK] = {};  // of this lane's key in each tile that is left of the chunk
 
-  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk(units) {
-#pragma unroll 1
-    for (int n = 0; n < AHEAD; ++n) push();
-  }
+  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk(units) { look_up(); }
 
-  // Of the tile in which this warp has tile `own` of its own size.
-  DEVICE Rows next(int own) {
-    const int page = pages[0], key = own * WARP_KEYS + lane_id();
-    push();
-    return {page, key % page_size};
-  }
-
-  DEVICE void push() {
+  DEVICE void begin_chunk() {
 #pragma unroll
-    for (int n = 0; n + 1 < AHEAD; ++n) pages[n] = pages[n + 1];
-    if (walk.next([](const Place&) {})) look_up();
+    for (int i = 0; i < TILES_PER_CHUNK; ++i) pages[i] = ahead[i];
+    look_up();
   }
 
+  // Of the next tile, in which this warp has tile `own` of its own size.
+  DEVICE Rows next(int own) {
+    const int page = pages[0];
+#pragma unroll
+    for (int i = 1; i < TILES_PER_CHUNK; ++i) pages[i - 1] = pages[i];
+    return {page, (own * WARP_KEYS + lane_id()) % page_size};
+  }
+
+ private:
   DEVICE void look_up() {
-    const Shape& shape = walk.units.batch;
-    const int key = (walk.j * WARPS + warp_id()) * WARP_KEYS + lane_id();
-    const long long line = static_cast<long long>(walk.unit.batch) * shape.table_pages;
+    if (!walk.next([](const Place&) {})) return;
+    const int* line = table + static_cast<long long>(walk.unit.batch) * walk.units.batch.table_pages;
+    const int tiles = min(walk.last - walk.j + 1, TILES_PER_CHUNK - walk.j % TILES_PER_CHUNK);
     // step: load_k (pages)
-    lanes_meet();
-    if (lane_id() < WARP_KEYS && key < walk.unit.keys) pages[AHEAD - 1] = load_global<int>(table + line + key / page_size);
+#pragma unroll
+    for (int i = 0; i < TILES_PER_CHUNK; ++i) {
+      const int key = ((walk.j + i) * WARPS + warp_id()) * WARP_KEYS + lane_id();
+      lanes_meet();
+      if (lane_id() < WARP_KEYS && i < tiles && key < walk.unit.keys) ahead[i] = load_global<int>(line + key / page_size);
+    }
   }
 };
 #else
@@ -176,6 +180,7 @@ struct Rows {
 
 struct Lookup {
   DEVICE Lookup(const int*, const Units&) {}
+  DEVICE void begin_chunk() {}
   DEVICE Rows next(int own) const { return {own}; }
 };
 #endif
@@ -186,7 +191,7 @@ struct Copies : CacheScales {
   const Shape& shape;
   const Units& units;
   const Sram& sram;
-  Walk walk;
+  Walk<1> walk;
   Lookup lookup;
   int q_slot = 0;
   Loader k_loader, v_loader;
@@ -198,11 +203,16 @@ struct Copies : CacheScales {
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
   DEVICE void load(int stage) {
+    bool begins = false;
     const bool more = walk.next([&](const Place& place) {
       k_loader = loader(first_of(k), k, cache_row_bytes(shape)), v_loader = loader(first_of(v), v, cache_row_bytes(shape));
       load_queries(place);
+      begins = true;
     });
-    if (more) load_tile(stage);
+    if (more) {
+      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk();
+      load_tile(stage);
+    }
     copy_commit();
   }
 

@@ -1,6 +1,7 @@
 // How a warp copies keys from their pages.
 #pragma once
 
+#include "params.cuh"
 #include "tile.cuh"
 
 // Copies under a predicate, which a loop that is unrolled has: the counters misread them (ncu 2025.3).
@@ -9,6 +10,17 @@ constexpr int IN_PART_AT_ONCE = 1;
 #else
 constexpr int IN_PART_AT_ONCE = 4;
 #endif
+
+// `n` units of so many bytes behind `base`, in one instruction: for the compiler it is a product of 64 bits.
+DEVICE const char* address_of(const char* base, int n, int unit) {
+#ifdef EMULATOR
+  return base + static_cast<long long>(n) * unit;
+#else
+  const char* there;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(there) : "r"(n), "r"(unit), "l"(base));
+  return there;
+#endif
+}
 
 // Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes
 // copy a row, so that one exchange of an address serves CHUNKS / LANES copies, and a copy still has whole lines. A warp that has few
@@ -19,13 +31,19 @@ struct PageLoader {
   static constexpr int LANES = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
   static_assert(ROWS <= 32, "a lane for each row");
 
-  const char* head;  // of page 0
-  long long page, row;  // from one to the next, in bytes
+  const char* head;     // of page 0
+  int page, row, unit;  // from one to the next, in units of so many bytes: where a row lies is one number of 32 bits
   int row_bytes;
+
+  // The unit is a power of two. The host has seen to it that no row lies 2^31 units away.
+  DEVICE PageLoader(const char* head, const Tensor& x, int row_bytes) : head(head), row_bytes(row_bytes) {
+    const int shift = trailing_zeros(static_cast<int>(x.batch | x.row) | 1 << 20);
+    page = static_cast<int>(x.batch >> shift), row = static_cast<int>(x.row >> shift), unit = 1 << shift;
+  }
 
   // This lane's row is row `place` of page `at`. Rows from `rows` on and bytes past `row_bytes` become zeros.
   DEVICE void load(TileT tile, int at, int place, int rows) const {
-    const long long own = reinterpret_cast<long long>(head) + at * page + place * row;
+    const int own = at * page + place * row;
     if (row_bytes != TileT::ROW_BYTES)
       copy<false, false>(tile, own, rows);
     else if (rows < ROWS)
@@ -37,14 +55,15 @@ struct PageLoader {
   // A tile of which all rows are there (WHOLE), or some; rows with padding have a chunk that isn't WIDE enough. A lane's next row is
   // PASS rows down, where the swizzle is that of its first row, or (8 lanes a row) has the other half of a line first.
   template <bool WHOLE, bool WIDE>
-  DEVICE void copy(TileT tile, long long own, int rows) const {
+  DEVICE void copy(TileT tile, int own, int rows) const {
     constexpr int PASS = 32 / LANES;
     const int lane = FEW_REGISTERS && LANES < 8 ? opaque(lane_id()) : lane_id();
     const unsigned to = tile.at(lane / LANES, lane % LANES);
+    const char* lane_head = opaque(head + lane % LANES * CHUNK_BYTES);
 #pragma unroll(WHOLE ? (FEW_REGISTERS ? 4 : ROWS / PASS) : WIDE ? IN_PART_AT_ONCE : 1)
     for (int first = 0; first < ROWS; first += PASS) {
       const int r = first + lane / LANES;
-      const char* from = reinterpret_cast<const char*>(shuffle(own, r)) + lane % LANES * CHUNK_BYTES;
+      const char* from = address_of(lane_head, shuffle(own, r), unit);
       const unsigned row_to = (to ^ first % 8 * CHUNK_BYTES) + first * TileT::ROW_BYTES;
 #pragma unroll((WHOLE || (WIDE && IN_PART_AT_ONCE > 1)) && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
       for (int c = 0; c < CHUNKS; c += LANES) {

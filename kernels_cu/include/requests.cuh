@@ -208,7 +208,7 @@ struct Copies {
   template <class TileT>
   DEVICE void load(TileT tile, const Tensor& pool, int head, int j, const Pages& pages, unsigned full) {
     using Rows = PanelRows<TileT, ROWS>;
-    const PageLoader<Rows, true> loader{row_address(pool, 0, head, 0), pool.batch, pool.row, row_bytes(shape)};
+    const PageLoader<Rows, true> loader(row_address(pool, 0, head, 0), pool, row_bytes(shape));
 #pragma unroll
     for (int i = 0; i < SHARES / 2; ++i) {
       const int first = first_row(i), key = j * BC + first;

@@ -113,6 +113,9 @@ DEVICE int leading_zeros(unsigned x) {
 #endif
 }
 
+// How many zeros x has behind its last one, of 32 bits.
+DEVICE int trailing_zeros(int x) { return __ffs(x) - 1; }
+
 // x · y, rounded: the compiler won't fuse it with an addition that follows.
 DEVICE float product(float x, float y) {
 #ifdef EMULATOR

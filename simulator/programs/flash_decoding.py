@@ -36,7 +36,7 @@ MOST_ROW_TILES = 1 << 22
 """The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
 MOST_KEYS = 1 << 62
 """Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
-MOST_PAGED = 4
+MOST_PAGED = 8
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
