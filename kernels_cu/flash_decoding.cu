@@ -37,6 +37,7 @@ static_assert(BR % 8 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles a
 using QTile = Tile<BR, HEAD_DIM>;
 using WarpTile = CacheTile<WARP_KEYS, HEAD_DIM>;
 constexpr int Q_SLOTS = STAGES + 1;  // a warp may be STAGES units ahead of another that still reads its queries
+constexpr int TOLD = STAGES <= 5 ? 8 : 16, TOLD_BYTES = 32;  // units that a warp is ahead of itself, a power of two
 constexpr int RING_BYTES = STAGES * WARPS * WarpTile::BYTES;  // of K, and of V
 
 // The outputs of the warps in SRAM, float32. Chunks of 32 bytes change places by the row, against bank conflicts: lanes write eight
@@ -64,7 +65,10 @@ struct Sram {
   static constexpr int SCALE_BYTES = STAGES * BC * 4, OF_K = K_SCALE == TOKEN ? SCALE_BYTES : 0, OF_V = V_SCALE == TOKEN ? SCALE_BYTES : 0;
   DEVICE unsigned k_scale(int stage) const { return m(BR) + (stage * BC + warp_id() * WARP_KEYS) * 4; }
   DEVICE unsigned v_scale(int stage) const { return k_scale(stage) + OF_K; }
+  static constexpr int CHANNEL_BYTES = K_SCALE == CHANNEL ? Q_SLOTS * HEAD_DIM * 4 : 0;
   DEVICE unsigned channels(int slot) const { return m(BR) + OF_V + slot * HEAD_DIM * 4; }
+  // The units that this warp has told itself.
+  DEVICE unsigned told(int slot) const { return m(BR) + OF_K + OF_V + CHANNEL_BYTES + (warp_id() * TOLD + slot) * TOLD_BYTES; }
 
   DEVICE void name() const {
     name_sram("q", base, Q_SLOTS * QTile::BYTES);
@@ -76,27 +80,25 @@ struct Sram {
     name_sram("m", m(0), BR * 4);
     if (K_SCALE == TOKEN) name_sram("k_scale", m(BR), OF_K);
     if (V_SCALE == TOKEN) name_sram("v_scale", m(BR) + OF_K, OF_V);
-    if (K_SCALE == CHANNEL) name_sram("k_scale", channels(0), Q_SLOTS * HEAD_DIM * 4);
+    if (K_SCALE == CHANNEL) name_sram("k_scale", channels(0), CHANNEL_BYTES);
+    if (PAGED) name_sram("units", m(BR) + OF_K + OF_V + CHANNEL_BYTES, WARPS * TOLD * TOLD_BYTES);
   }
 };
 
 // A block's units one after the other, in steps of so many tiles: tile j of `unit` is the first of a step, `last` the unit's last.
 template <int STEP>
 struct Walk {
-  const Units& units;
   Unit unit;
   int j = 0, last = -1;
   bool begun = false;
 
-  DEVICE explicit Walk(const Units& units) : units(units), unit(units.first()) {}
-
-  // Moves on, and says whether there is more. The first step of a unit is told with the unit's place.
-  template <class Begin>
-  DEVICE bool next(Begin begin) {
+  // Moves on, and says whether there is more. The first step of a unit is told with the unit's place. `from` has the units.
+  template <class From, class Begin>
+  DEVICE bool next(const From& from, const Units& units, Begin begin) {
     j = STEP == 1 ? j + 1 : (j / STEP + 1) * STEP;
     if (j <= last) return true;
-    if (begun) units.move_on(unit);
-    for (; units.has(unit); units.move_on(unit)) {
+    if (begun) from.move_on(unit);
+    for (; from.has(unit); from.move_on(unit)) {
       const Place place(units, unit);
       if (!place.has_keys()) continue;
       j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
@@ -127,6 +129,41 @@ struct Rows {
   }
 };
 
+// The units with keys that this warp has found, as it tells itself in SRAM: so it goes through the lengths once.
+struct FoundUnits {
+  const Sram& sram;
+  int found = 0;
+
+  DEVICE FoundUnits(const Units&, const Sram& sram) : sram(sram) {}
+
+  DEVICE void tell(const Unit& unit) {
+    // step: load_q (units)
+    if (lane_id() == 0) {
+      const unsigned to = sram.told(found % TOLD);
+      store_shared(to, make_int4(unit.batch, unit.kv_head, unit.row_tile, unit.run)), store_shared(to + 16, unit.keys);
+    }
+    warp_barrier();
+    ++found;
+  }
+
+  DEVICE Unit first() const { return at(0); }
+  DEVICE bool has(const Unit& unit) const { return unit.number < found; }
+  DEVICE void move_on(Unit& unit) const { unit = at(unit.number + 1); }
+
+ private:
+  DEVICE Unit at(int number) const {
+    Unit unit = {};
+    unit.number = number;
+    if (number < found) {
+      // step: load_q (units)
+      const unsigned from = sram.told(number % TOLD);
+      const int4 four = load_shared<int4>(from);
+      unit.batch = four.x, unit.kv_head = four.y, unit.row_tile = four.z, unit.run = four.w, unit.keys = load_shared<int>(from + 16);
+    }
+    return unit;
+  }
+};
+
 // The pages of the keys of this chunk, and of the next one, which are on their way.
 struct Lookup {
   const int* table;
@@ -134,12 +171,13 @@ struct Lookup {
   Walk<TILES_PER_CHUNK> walk;
   int pages[TILES_PER_CHUNK] = {}, ahead[TILES_PER_CHUNK] = {};  // of this lane's key in each tile that is left of the chunk
 
-  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk(units) { look_up(); }
+  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk{units.first()} {}
 
-  DEVICE void begin_chunk() {
+  // The next chunk begins, of which `ahead` are the pages. Those of the one behind it are looked up.
+  DEVICE void begin_chunk(const Units& units, FoundUnits& found) {
 #pragma unroll
     for (int i = 0; i < TILES_PER_CHUNK; ++i) pages[i] = ahead[i];
-    look_up();
+    look_up(units, found);
   }
 
   // Of the next tile, in which this warp has tile `own` of its own size.
@@ -150,10 +188,9 @@ struct Lookup {
     return {page, (own * WARP_KEYS + lane_id()) % page_size};
   }
 
- private:
-  DEVICE void look_up() {
-    if (!walk.next([](const Place&) {})) return;
-    const int* line = table + static_cast<long long>(walk.unit.batch) * walk.units.batch.table_pages;
+  DEVICE void look_up(const Units& units, FoundUnits& found) {
+    if (!walk.next(units, units, [&](const Place&) { found.tell(walk.unit); })) return;
+    const int* line = table + static_cast<long long>(walk.unit.batch) * units.batch.table_pages;
     const int tiles = min(walk.last - walk.j + 1, TILES_PER_CHUNK - walk.j % TILES_PER_CHUNK);
     // step: load_k (pages)
 #pragma unroll
@@ -178,9 +215,18 @@ struct Rows {
   }
 };
 
+struct FoundUnits {
+  const Units& units;
+  DEVICE FoundUnits(const Units& units, const Sram&) : units(units) {}
+  DEVICE Unit first() const { return units.first(); }
+  DEVICE bool has(const Unit& unit) const { return units.has(unit); }
+  DEVICE void move_on(Unit& unit) const { units.move_on(unit); }
+};
+
 struct Lookup {
   DEVICE Lookup(const int*, const Units&) {}
-  DEVICE void begin_chunk() {}
+  DEVICE void look_up(const Units&, const FoundUnits&) {}
+  DEVICE void begin_chunk(const Units&, const FoundUnits&) {}
   DEVICE Rows next(int own) const { return {own}; }
 };
 #endif
@@ -191,26 +237,30 @@ struct Copies : CacheScales {
   const Shape& shape;
   const Units& units;
   const Sram& sram;
-  Walk<1> walk;
+  FoundUnits found;
   Lookup lookup;
+  Walk<1> walk;
   int q_slot = 0;
   Loader k_loader, v_loader;
 
   DEVICE Copies(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const int* table, const Shape& shape,
                 const Units& units, const Sram& sram)
-      : CacheScales(scales), q(q), k(k), v(v), shape(shape), units(units), sram(sram), walk(units), lookup(table, units),
-        k_loader(loader(nullptr, k, cache_row_bytes(shape))), v_loader(loader(nullptr, v, cache_row_bytes(shape))) {}
+      : CacheScales(scales), q(q), k(k), v(v), shape(shape), units(units), sram(sram), found(units, sram), lookup(table, units),
+        k_loader(loader(nullptr, k, cache_row_bytes(shape))), v_loader(loader(nullptr, v, cache_row_bytes(shape))) {
+    lookup.look_up(units, found);
+    walk.unit = found.first();
+  }
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
   DEVICE void load(int stage) {
     bool begins = false;
-    const bool more = walk.next([&](const Place& place) {
+    const bool more = walk.next(found, units, [&](const Place& place) {
       k_loader = loader(first_of(k), k, cache_row_bytes(shape)), v_loader = loader(first_of(v), v, cache_row_bytes(shape));
       load_queries(place);
       begins = true;
     });
     if (more) {
-      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk();
+      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk(units, found);
       load_tile(stage);
     }
     copy_commit();
@@ -264,8 +314,9 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
   const Scores scores(shapes);
   const auto [c_of_all, sign] = scores;
   int stage = 0, q_slot = 0;
-  for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
+  for (Unit unit = copies.found.first(); copies.found.has(unit); copies.found.move_on(unit)) {
     const Place place(units, unit);
+    if (!place.has_keys()) continue;
     const Shape& shape = units.alone(unit);
     Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
     if constexpr (DRAFTS) full.last = min(full.last, first_draft_tile(shape) - 1);
@@ -273,32 +324,26 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
     // step: load_q
     const QTile q_tile = sram.q(q_slot);
     const unsigned channels = sram.channels(q_slot);
-    QueryFactors<QUERY_FRAGMENTS> factors;
+    Drafts drafts;
+    if (DRAFTS && place.tiles_of(place.chunks.last).last >= first_draft_tile(shape)) {
+      lanes_meet();
+      const int query = (place.first_row + lane_id()) / units.group;
+      if (lane_id() < place.rows) drafts.word = load_global<unsigned>(draft_mask + unit.batch * shape.len_q + query);
+    }
+    const float c = times_scale<K_SCALE>(c_of_all, scales.of_k, unit.kv_head);
+    const float v_scale = scale_of<V_SCALE>(scales.of_v, unit.kv_head);
+    q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
+    copy_wait<STAGES - 1>();
+    named_barrier_sync(JOINING, THREADS);  // each warp has copied a part of the queries
+    const QueryFactors<QUERY_FRAGMENTS> factors(q_tile, channels, c);
 #if Q_IN_REGISTERS
     QueryFragment q_fragments[HEAD_DIM / K_STEP][QUERY_FRAGMENTS];
-#endif
-    float v_scale = 1;
-    Drafts drafts;
-    if (place.has_keys()) {
-      if (DRAFTS && place.tiles_of(place.chunks.last).last >= first_draft_tile(shape)) {
-        lanes_meet();
-        const int query = (place.first_row + lane_id()) / units.group;
-        if (lane_id() < place.rows) drafts.word = load_global<unsigned>(draft_mask + unit.batch * shape.len_q + query);
-      }
-      const float c = times_scale<K_SCALE>(c_of_all, scales.of_k, unit.kv_head);
-      v_scale = scale_of<V_SCALE>(scales.of_v, unit.kv_head);
-      q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
-      copy_wait<STAGES - 1>();
-      named_barrier_sync(JOINING, THREADS);  // each warp has copied a part of the queries
-      factors.find(q_tile, channels, c);
-#if Q_IN_REGISTERS
 #pragma unroll
-      for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
+    for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
 #pragma unroll
-        for (int n = 0; n < QUERY_FRAGMENTS; ++n)
-          q_fragments[d][n] = load_query(q_tile, 8 * n, d * K_STEP, channels, factors.up[n]);
+      for (int n = 0; n < QUERY_FRAGMENTS; ++n)
+        q_fragments[d][n] = load_query(q_tile, 8 * n, d * K_STEP, channels, factors.up[n]);
 #endif
-    }
 
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
       const Keys tiles = place.tiles_of(chunk);
@@ -505,13 +550,15 @@ struct Results {
     Part waiting[LEVELS_OF_RUN + 1][ROWS];  // of each level, the left one of two neighbours
 #pragma unroll 1
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
-      named_barrier_arrive(FREE, 2 * THREADS);
-      named_barrier_sync(FILLED, 2 * THREADS);
+      if (place.has_keys()) {
+        named_barrier_arrive(FREE, 2 * THREADS);
+        named_barrier_sync(FILLED, 2 * THREADS);
+      }
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
         const int row = own_row() + i * WARPS;
         if (BR % WARPS && row >= BR) continue;
-        Part x = of_all_warps(sram, row);
+        Part x = place.has_keys() ? of_all_warps(sram, row) : Part{{}, LOWEST, 0};
         warp_barrier();  // or ptxas leaves out some reads of rows outside
         if (row >= place.rows) continue;
         bool waits = false;

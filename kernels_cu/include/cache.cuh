@@ -240,7 +240,7 @@ struct QueryFactors {
   float up[N], of[N][2];
 
   template <class TileT>
-  DEVICE void find(TileT tile, unsigned channels, float c) {
+  DEVICE QueryFactors(TileT tile, unsigned channels, float c) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       up[n] = 1, of[n][0] = of[n][1] = c;
@@ -310,9 +310,7 @@ struct QueryFactors {
   static constexpr float up[N] = {};
   float all;
   template <class TileT>
-  DEVICE void find(TileT, unsigned, float c) {
-    all = c;
-  }
+  DEVICE QueryFactors(TileT, unsigned, float c) : all(c) {}
   DEVICE float c(int, int) const { return all; }
 };
 template <class TileT>

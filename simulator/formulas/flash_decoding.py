@@ -8,7 +8,7 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.dtypes import Array
 from simulator.problem import Problem, Tile
-from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, Splits, sram_bytes
+from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, UNIT_BYTES, Splits, sram_bytes, told_words
 from simulator.programs.quantized import query_factors, query_parts
 
 
@@ -42,7 +42,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
             seen.append((int(begin[stop > begin].min()), int(stop.max())))
         first, last = begin // s.chunk, np.maximum(stop - 1, 0) // s.chunk
         working = last - first + 1
-        blocks += heads * int(working.sum())
+        blocks += heads * int(working[stop > begin].sum())
         runs = last // run - first // run + 1
         queried = np.where(stop > begin, runs, 0)  # rows that see no key need no queries
         units += heads * int(queried.sum())
@@ -57,6 +57,8 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
         pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, w)
 
     book.add("load_q", "q", sram_write=units * q_tile)
+    if told_words(p, config.stages):
+        book.add("load_q", "units", sram_write=units * w * UNIT_BYTES, sram_read=2 * units * w * UNIT_BYTES)
     if config.q_in_registers:
         book.add("load_q", "q", sram_read=units * w * q_tile)
     else:

@@ -36,6 +36,8 @@ MOST_ROW_TILES = 1 << 22
 """The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
 MOST_KEYS = 1 << 62
 """Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
+UNIT_BYTES = 20
+"""Of what a warp tells itself of a unit: request, KV head, row tile, run and keys."""
 MOST_PAGED = 8
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 FRAGMENT = 8
@@ -200,15 +202,22 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
 
 
+def told_words(problem: Problem, stages: int) -> int:
+    """Words of SRAM in which a warp tells itself its next units, in pages: eight for each unit that it may be ahead."""
+    ahead = 8 if stages <= 5 else 16
+    return 0 if problem.page_size is None else 8 * ahead
+
+
 def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
-    """SRAM per block: the queries of the units whose keys are on their way, the ring of K and V, and what the warps have of a
-    unit, for those that merge."""
+    """SRAM per block: the queries of the units whose keys are on their way, the ring of K and V, what the warps have of a unit,
+    for those that merge, and in pages the next units."""
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
     rows, cols = padded(tile.rows, FRAGMENT), padded(tile.cols)
     queries, ring = (stages + 1) * rows * d * problem.itemsize, stages * cols * (d + dv) * problem.kv_itemsize
     scales = stages * cols * [problem.k_scale, problem.v_scale].count("token")
     scales += (stages + 1) * d * (problem.k_scale == "channel")
-    return queries + ring + warps * rows * dv * 4 + (2 * warps + 1) * rows * 4 + scales * 4
+    words = scales + warps * told_words(problem, stages)
+    return queries + ring + warps * rows * dv * 4 + (2 * warps + 1) * rows * 4 + words * 4
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
@@ -354,8 +363,12 @@ def decode(
         q_i: SramTile | Registers = alloc(q.name, cols=q.cols, dtype=q.dtype, copies=c.stages + 1)
         scales.reserve(block)
         scales.begin(block)
+        if told := told_words(problem, c.stages):
+            block.alloc("units", told, dtype="int32", copies=w)
         if block.walk:
             block.step("load_q")
+            if told:
+                block.tell("units", 2, UNIT_BYTES * w)  # by each warp to itself: to copy and to compute
             q_i = block.load(q, i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
@@ -389,6 +402,9 @@ def decode(
                 block.step("output")
                 p, acc, base = scales.weigh(block, p, acc, base)
                 acc = block.matmul(p.round(scales.operands), v_j, split=("rows", "rows"), acc=acc)
+            found[chunk] = acc, m_i, l_i
+            if not block.walk:
+                continue  # those that merge have no need to be told
             block.step("join")
             block.put(m_warps, m_i, copies=w)
             m_i = block.get(m_warps, "none")  # of all warps; each weighs with it what it has

@@ -19,9 +19,9 @@ from simulator.programs import flash_decoding
 from simulator.programs.flash_decoding import PASSES
 from simulator.tensors import HbmTensor
 
-WALKS = 4
-"""How often a block walks over its units, per warp that computes: to look pages up, to copy and to compute, and another one to
-merge."""
+WALKS = 2
+"""How often a block walks over its units, per warp that computes: to look pages up, and another one to merge. To copy and to
+compute, a warp has told itself in SRAM."""
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:

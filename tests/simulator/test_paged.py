@@ -102,7 +102,7 @@ def test_pages_change_no_bit(p: fl.Problem, seed: int) -> None:
 
 
 def test_what_is_read() -> None:
-    """K and V once, an entry of the table per page, and the lengths twice by every walk of every block."""
+    """K and V once, an entry of the table per page, and the lengths twice by every walk of every block: of four warps that compute, and of four that merge."""
     p = fl.Problem(
         batch=2, heads=8, kv_heads=2, lengths=[(1, 1000), (1, 40)], head_dim=128, dtype="bfloat16", page_size=16
     )
@@ -111,7 +111,7 @@ def test_what_is_read() -> None:
     assert c.by_tensor["block_table"].hbm_read == 4 * 2 * (63 + 3), "no page lies in two warps' keys"
     blocks = c.launches[0].blocks
     assert c.config is not None and blocks == 2 * (2 + 1)
-    assert c.by_tensor["seq_lens"].hbm_read == 4 * 2 * 2 * 4 * 4 * blocks
+    assert c.by_tensor["seq_lens"].hbm_read == 4 * 2 * 2 * 2 * 4 * blocks
     keys = fl.count("paged", p.replace(page_size=1, pages=None), device="h200")
     assert keys.by_tensor["block_table"].hbm_read == 4 * 2 * 1040
     assert c.hbm.peak > c.tensors["k"].nbytes * 2 == 2 * (63 + 3) * 16 * 2 * 256
