@@ -119,13 +119,13 @@ DEVICE int length_of(const int* lengths, int request, int requests) {
 using Loader = PageLoader<WarpTile>;
 DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return {head, x, row_bytes}; }
 
-// This lane's row of a tile: its page, and its place there.
+// Where this lane's row of a tile lies: in K, in V and among the scales of keys.
 struct Rows {
-  int page, place;
-  DEVICE void load(const Loader& from, WarpTile tile, int keys) const { from.load(tile, page, place, keys); }
+  int k, v, scale;
+  DEVICE void load_k(const Loader& from, WarpTile tile, int keys) const { from.load(tile, k, keys); }
+  DEVICE void load_v(const Loader& from, WarpTile tile, int keys) const { from.load(tile, v, keys); }
   DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
-    const long long row = static_cast<long long>(page) * shape.kv_heads + unit.kv_head;
-    copy_scales<WARP_KEYS>(to, scales + row * shape.page_size + place - lane_id(), keys);
+    copy_scales<WARP_KEYS>(to, scales + scale + unit.kv_head * shape.page_size - lane_id(), keys);
   }
 };
 
@@ -164,28 +164,31 @@ struct FoundUnits {
   }
 };
 
-// The pages of the keys of this chunk, and of the next one, which are on their way.
+// Where the keys of this chunk lie, and the pages of the next one's, which are on their way.
 struct Lookup {
   const int* table;
   const Divisor page_size;
   Walk<TILES_PER_CHUNK> walk;
-  int pages[TILES_PER_CHUNK] = {}, ahead[TILES_PER_CHUNK] = {};  // of this lane's key in each tile that is left of the chunk
+  Rows rows[TILES_PER_CHUNK] = {};  // of each tile that is left of the chunk
+  int ahead[TILES_PER_CHUNK] = {};
 
   DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk{units.first()} {}
 
-  // The next chunk begins, of which `ahead` are the pages. Those of the one behind it are looked up.
-  DEVICE void begin_chunk(const Units& units, FoundUnits& found) {
+  // A chunk begins with tile j, and `ahead` has come. The pages of the one behind it are looked up.
+  DEVICE void begin_chunk(int j, const Loader& k, const Loader& v, const Units& units, FoundUnits& found) {
 #pragma unroll
-    for (int i = 0; i < TILES_PER_CHUNK; ++i) pages[i] = ahead[i];
+    for (int i = 0; i < TILES_PER_CHUNK; ++i) {
+      const int place = key_of(j + i) % page_size;
+      rows[i] = {k.row_of(ahead[i], place), v.row_of(ahead[i], place), ahead[i] * units.batch.kv_heads * page_size + place};
+    }
     look_up(units, found);
   }
 
-  // Of the next tile, in which this warp has tile `own` of its own size.
-  DEVICE Rows next(int own) {
-    const int page = pages[0];
+  DEVICE Rows next() {
+    const Rows first = rows[0];
 #pragma unroll
-    for (int i = 1; i < TILES_PER_CHUNK; ++i) pages[i - 1] = pages[i];
-    return {page, (own * WARP_KEYS + lane_id()) % page_size};
+    for (int i = 1; i < TILES_PER_CHUNK; ++i) rows[i - 1] = rows[i];
+    return first;
   }
 
   DEVICE void look_up(const Units& units, FoundUnits& found) {
@@ -195,11 +198,14 @@ struct Lookup {
     // step: load_k (pages)
 #pragma unroll
     for (int i = 0; i < TILES_PER_CHUNK; ++i) {
-      const int key = ((walk.j + i) * WARPS + warp_id()) * WARP_KEYS + lane_id();
+      const int key = key_of(walk.j + i);
       lanes_meet();
       if (lane_id() < WARP_KEYS && i < tiles && key < walk.unit.keys) ahead[i] = load_global<int>(line + key / page_size);
     }
   }
+
+  // This lane's in tile j.
+  static DEVICE int key_of(int j) { return (j * WARPS + warp_id()) * WARP_KEYS + lane_id(); }
 };
 #else
 using Loader = TileLoader<32, WarpTile>;
@@ -208,7 +214,8 @@ DEVICE Loader loader(const char* rows, const Tensor& x, int row_bytes) { return 
 // A tile by its number, in tiles of a warp's size.
 struct Rows {
   int own;
-  DEVICE void load(const Loader& from, WarpTile tile, int keys) const { from.at(own).load(tile, keys); }
+  DEVICE void load_k(const Loader& from, WarpTile tile, int keys) const { from.at(own).load(tile, keys); }
+  DEVICE void load_v(const Loader& from, WarpTile tile, int keys) const { load_k(from, tile, keys); }
   DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
     const long long row = static_cast<long long>(unit.batch) * shape.kv_heads + unit.kv_head;
     copy_scales<WARP_KEYS>(to, scales + row * shape.len_kv + own * WARP_KEYS, keys);
@@ -226,8 +233,9 @@ struct FoundUnits {
 struct Lookup {
   DEVICE Lookup(const int*, const Units&) {}
   DEVICE void look_up(const Units&, const FoundUnits&) {}
-  DEVICE void begin_chunk(const Units&, const FoundUnits&) {}
-  DEVICE Rows next(int own) const { return {own}; }
+  int own = 0;
+  DEVICE void begin_chunk(int j, const Loader&, const Loader&, const Units&, const FoundUnits&) { own = j * WARPS + warp_id(); }
+  DEVICE Rows next() { return {(own += WARPS) - WARPS}; }
 };
 #endif
 
@@ -260,7 +268,7 @@ struct Copies : CacheScales {
       begins = true;
     });
     if (more) {
-      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk(units, found);
+      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk(walk.j, k_loader, v_loader, units, found);
       load_tile(stage);
     }
     copy_commit();
@@ -271,13 +279,13 @@ struct Copies : CacheScales {
 
   DEVICE void load_tile(int stage) {
     const int own = walk.j * WARPS + warp_id(), keys = units.alone(walk.unit).len_kv - own * WARP_KEYS;
-    const Rows rows = lookup.next(own);
+    const Rows rows = lookup.next();
     // step: load_k (prefetch)
-    rows.load(k_loader, sram.k(stage), keys);
+    rows.load_k(k_loader, sram.k(stage), keys);
     if constexpr (K_SCALE == TOKEN) rows.load_scales(of_k, shape, walk.unit, sram.k_scale(stage), keys);
 
     // step: load_v (prefetch)
-    rows.load(v_loader, sram.v(stage), keys);
+    rows.load_v(v_loader, sram.v(stage), keys);
     if constexpr (V_SCALE == TOKEN) rows.load_scales(of_v, shape, walk.unit, sram.v_scale(stage), keys);
   }
 

@@ -41,9 +41,11 @@ struct PageLoader {
     page = static_cast<int>(x.batch >> shift), row = static_cast<int>(x.row >> shift), unit = 1 << shift;
   }
 
-  // This lane's row is row `place` of page `at`. Rows from `rows` on and bytes past `row_bytes` become zeros.
-  DEVICE void load(TileT tile, int at, int place, int rows) const {
-    const int own = at * page + place * row;
+  // Where row `place` of page `at` lies.
+  DEVICE int row_of(int at, int place) const { return at * page + place * row; }
+
+  // This lane's row lies at `own`. Rows from `rows` on and bytes past `row_bytes` become zeros.
+  DEVICE void load(TileT tile, int own, int rows) const {
     if (row_bytes != TileT::ROW_BYTES)
       copy<false, false>(tile, own, rows);
     else if (rows < ROWS)

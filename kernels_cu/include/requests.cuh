@@ -212,7 +212,7 @@ struct Copies {
 #pragma unroll
     for (int i = 0; i < SHARES / 2; ++i) {
       const int first = first_row(i), key = j * BC + first;
-      loader.load(Rows{tile, first}, pages.of[i], (key + lane_id()) % page_size, keys - key);
+      loader.load(Rows{tile, first}, loader.row_of(pages.of[i], (key + lane_id()) % page_size), keys - key);
     }
     copy_commit();
     if (STAGES > 2 && under_way != 0) arrived<1>();
