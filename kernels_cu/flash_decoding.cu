@@ -553,20 +553,20 @@ struct Results {
     return (static_cast<long long>(flat_head()) * room.places + at) * units.all_rows + first_row + row;
   }
 
-  // The chunks of a unit, as they come.
-  DEVICE void merge_run(const Place& place, const Sram& sram) const {
+  DEVICE void take(const Unit& other, const Place& place) { unit = other, first_row = place.first_row; }
+
+  // The chunks of a unit, as they come. There is room for the next one as soon as one is read, if there is one: `more` are behind
+  // this unit.
+  DEVICE void merge_run(const Place& place, const Sram& sram, bool more) const {
     Part waiting[LEVELS_OF_RUN + 1][ROWS];  // of each level, the left one of two neighbours
 #pragma unroll 1
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
-      if (place.has_keys()) {
-        named_barrier_arrive(FREE, 2 * THREADS);
-        named_barrier_sync(FILLED, 2 * THREADS);
-      }
+      named_barrier_sync(FILLED, 2 * THREADS);
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
         const int row = own_row() + i * WARPS;
         if (BR % WARPS && row >= BR) continue;
-        Part x = place.has_keys() ? of_all_warps(sram, row) : Part{{}, LOWEST, 0};
+        Part x = of_all_warps(sram, row);
         warp_barrier();  // or ptxas leaves out some reads of rows outside
         if (row >= place.rows) continue;
         bool waits = false;
@@ -581,7 +581,13 @@ struct Results {
         }
         if (!waits) store(place.level(), row, x);
       }
+      if (more || chunk < place.chunks.last) named_barrier_arrive(FREE, 2 * THREADS);
     }
+  }
+
+  // Rows that see no key, which nobody computes.
+  DEVICE void store_empty(const Place& place) const {
+    for (int row = own_row(); row < place.rows; row += WARPS) store_row(row, {{}, LOWEST, 0});
   }
 
   DEVICE void store(const Level& level, int row, const Part& x) const {
@@ -680,14 +686,31 @@ struct Results {
   }
 };
 
-// The warps that merge: what the others have of each unit, and at once what lies in several units.
+// Moves on to a unit that has keys, and does those before it.
+DEVICE void find_keys(Results& results, Unit& unit) {
+  const Units& units = results.units;
+  for (; units.has(unit); units.move_on(unit)) {
+    const Place place(units, unit);
+    if (place.has_keys()) return;
+    results.take(unit, place);
+    if (place.chunks.first <= place.chunks.last) results.store_empty(place);
+  }
+}
+
+// The warps that merge: what the others have of each unit, and at once what lies in several units. In the meantime these go on with
+// the next unit.
 DEVICE void merge(Results results, const Sram& sram) {
   const Units& units = results.units;
-  for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
+  Unit next = units.first();
+  find_keys(results, next);
+  if (units.has(next)) named_barrier_arrive(FREE, 2 * THREADS);
+  while (units.has(next)) {
+    const Unit unit = next;
     const Place place(units, unit);
-    results.unit = unit, results.first_row = place.first_row;
-    if (place.chunks.first > place.chunks.last) continue;
-    results.merge_run(place, sram);
+    units.move_on(next);
+    find_keys(results, next);
+    results.take(unit, place);
+    results.merge_run(place, sram, units.has(next));
     results.climb(place);
   }
 }
