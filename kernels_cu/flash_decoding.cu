@@ -7,12 +7,14 @@
 //
 // The query heads that share a KV head, and all queries, are the rows of one tile: row r is query r / G of head r % G. A unit of
 // work is BR rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other.
+// For the tensor cores queries are columns, and keys rows (keys_as_rows.cuh): eight rows of Q are enough for a product.
 //
 // Split-K: each of the WARPS warps that compute has all rows and its own keys of each tile. It copies them for itself, STAGES tiles
-// ahead and on into the next units, so bytes are on their way at all times. As many other warps join what these have of a
-// chunk, and merge it with its neighbours: in the meantime the next chunk goes on. What lies in several units is merged by whichever
-// warp comes last to a node of the tree (tree.cuh), as soon as it comes: were it left to the block's end, the block that comes last
-// would merge nearly all. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
+// ahead and on into the next units, so bytes are on their way at all times. In pages it goes through the lengths once, a chunk
+// ahead of its copies, and tells itself in SRAM which units there are. As many other warps join what these have of a chunk, and merge
+// it with its neighbours: in the meantime the next chunk goes on. What lies in several units is merged by whichever warp comes last
+// to a node of the tree (tree.cuh), as soon as it comes: were it left to the block's end, the block that comes last would merge nearly
+// all. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
 //
 // K and V may have 8 bits, with scales: see cache.cuh. In pages the last keys may be drafts, with a mask: see drafts.cuh.
 //
@@ -169,7 +171,7 @@ struct Lookup {
   const int* table;
   const Divisor page_size;
   Walk<TILES_PER_CHUNK> walk;
-  Rows rows[TILES_PER_CHUNK] = {};  // of each tile that is left of the chunk
+  Rows places[TILES_PER_CHUNK] = {};  // of each tile that is left of the chunk
   int ahead[TILES_PER_CHUNK] = {};
 
   DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk{units.first()} {}
@@ -179,15 +181,15 @@ struct Lookup {
 #pragma unroll
     for (int i = 0; i < TILES_PER_CHUNK; ++i) {
       const int place = key_of(j + i) % page_size;
-      rows[i] = {k.row_of(ahead[i], place), v.row_of(ahead[i], place), ahead[i] * units.batch.kv_heads * page_size + place};
+      places[i] = {k.row_of(ahead[i], place), v.row_of(ahead[i], place), ahead[i] * units.batch.kv_heads * page_size + place};
     }
     look_up(units, found);
   }
 
   DEVICE Rows next() {
-    const Rows first = rows[0];
+    const Rows first = places[0];
 #pragma unroll
-    for (int i = 1; i < TILES_PER_CHUNK; ++i) rows[i - 1] = rows[i];
+    for (int i = 1; i < TILES_PER_CHUNK; ++i) places[i - 1] = places[i];
     return first;
   }
 
@@ -347,10 +349,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 #if Q_IN_REGISTERS
     QueryFragment q_fragments[HEAD_DIM / K_STEP][QUERY_FRAGMENTS];
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
-#pragma unroll
-      for (int n = 0; n < QUERY_FRAGMENTS; ++n)
-        q_fragments[d][n] = load_query(q_tile, 8 * n, d * K_STEP, channels, factors.up[n]);
+    for (int d = 0; d < HEAD_DIM / K_STEP; ++d) load_queries(q_fragments[d], q_tile, d * K_STEP, channels, factors);
 #endif
 
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
@@ -374,8 +373,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
           if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
 #if !Q_IN_REGISTERS
           QueryFragment q_fragments[QUERY_FRAGMENTS];
-#pragma unroll
-          for (int n = 0; n < QUERY_FRAGMENTS; ++n) q_fragments[n] = load_query(q_tile, 8 * n, d * K_STEP, channels, factors.up[n]);
+          load_queries(q_fragments, q_tile, d * K_STEP, channels, factors);
 #endif
 #pragma unroll
           for (int i = 0; i < KEY_FRAGMENTS; ++i) {

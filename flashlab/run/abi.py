@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flashlab import triton
 from flashlab.run import tma
 from simulator import catalogue
 from simulator.counts import Counts, LaunchCounts, Spec
+from simulator.errors import UsageError
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, round_up
 from simulator.support import MOST_KEYS
@@ -26,6 +27,7 @@ __all__ = [
     "blocks_of",
     "box_rows",
     "boxed_shape",
+    "check_pages",
     "defaults",
     "own_source",
     "passed",
@@ -98,6 +100,17 @@ def boxed_shape(spec: Spec, problem: Problem) -> tuple[int, int, int, int]:
     if problem.page_size is not None and spec.name in ("k", "v"):
         return spec.rows // problem.page_size, spec.heads, problem.page_size, spec.cols
     return problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
+
+
+def check_pages(problem: Problem, spec: Spec, strides: Sequence[int]) -> None:
+    """Refuses pages that lie further apart than the kernels count. Where a key lies is a number of 32 bits for them, in units of
+    the largest power of two that divides the strides (bytes, of a page, a head and a key). Raises `UsageError`."""
+    pages, _, rows, _ = boxed_shape(spec, problem)
+    page, _, row = strides[:3]
+    unit = (page | row | 1 << 20) & -(page | row | 1 << 20)
+    if abs(page) * (pages - 1) + abs(row) * (rows - 1) >= unit << 31:
+        accepted = f"a pool of less than {unit << 31:,} bytes, which 32 bits count in units of {unit}"
+        raise UsageError(f"{spec.name}.strides", tuple(strides), accepted)
 
 
 def passed(kernel: catalogue.Kernel, counts: Counts) -> tuple[str | None, ...]:

@@ -319,6 +319,9 @@ class Plan:
     def launches_at(self, places: Sequence[At]) -> list[tuple[tuple[int, ...], _Packed]]:
         """Each launch and what it passes when the tensors lie at these pointers, with these strides."""
         at = {name: place for (name, *_), place in zip(self.tensors, places, strict=True)}
+        if (problem := self.counts.problem).page_size is not None:
+            for name in at.keys() & {"k", "v"}:
+                abi.check_pages(problem, self.counts.tensors[name], at[name][1])
         values = {each.language: abi.VALUES[each.language](self.counts, at, self._shape) for each in self._launches}
         found: list[tuple[tuple[int, ...], _Packed]] = []
         for each in self._launches:

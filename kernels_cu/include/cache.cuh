@@ -183,7 +183,7 @@ DEVICE unsigned two_elements(unsigned x) {
 }
 
 // K's 16 rows from `key`, 16 columns from `k`: a lane gets elements 4t..4t+3 of keys g and g + 8. They are the operand's k 2t, 2t+1,
-// 2t+8, 2t+9: load_query has Q so.
+// 2t+8, 2t+9: load_queries has Q so.
 template <int ROWS, int COLUMNS>
 DEVICE FragmentA load_keys(ByteTile<ROWS, COLUMNS> tile, int key, int k) {
   unsigned w[2];
@@ -217,45 +217,52 @@ DEVICE Fragment8 round_p(const float (&p)[M][N][4], int k, int n) {
 // Q transposed, in parts.
 struct QueryFragment { Fragment8 part[Q_PARTS]; };
 
-// Eight rows from `row`, 16 columns from `k`, in the order of load_keys: a lane's elements 4t..4t+3 of row g, times the scales of
-// their channels, which lie in SRAM from `channels` on.
-template <class TileT>
-DEVICE float4 load_elements(TileT tile, int row, int k, unsigned channels) {
+// A lane's elements 4t..4t+3 of row g of 8 N rows, in 16 columns from `k` (the order of load_keys), times the scales of their
+// channels, which lie in SRAM from `channels` on.
+template <int N, class TileT>
+DEVICE void load_elements(float4 (&elements)[N], TileT tile, int k, unsigned channels) {
   const int t = lane_id() % 4;
   const unsigned corner = tile.right(tile.at(lane_id() / 4, t / 2), k / CHUNK_ELEMENTS) + t % 2 * 8;
-  const uint2 four = load_shared<uint2>(corner + row * TileT::ROW_BYTES);
-  const float2 first = unpack(four.x), second = unpack(four.y);
-  float4 x = make_float4(first.x, first.y, second.x, second.y);
-  if constexpr (K_SCALE == CHANNEL) {
-    const float4 scale = load_shared<float4>(channels + 4 * (k + 4 * t));
-    x.x *= scale.x, x.y *= scale.y, x.z *= scale.z, x.w *= scale.w;
+  float4 scale;
+  if constexpr (K_SCALE == CHANNEL) scale = load_shared<float4>(channels + 4 * (k + 4 * t));
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const uint2 four = load_shared<uint2>(corner + 8 * n * TileT::ROW_BYTES);
+    const float2 first = unpack(four.x), second = unpack(four.y);
+    float4& x = elements[n];
+    x = make_float4(first.x, first.y, second.x, second.y);
+    if constexpr (K_SCALE == CHANNEL) x.x *= scale.x, x.y *= scale.y, x.z *= scale.z, x.w *= scale.w;
   }
-  return x;
 }
 
 // The power of two that a query is multiplied with, so that its largest element is between 2^14 and 2^15, and float16 loses nothing
-// above 2^-39 of it. `up` is that of this lane's query in a fragment of Q, `c` what scores are multiplied with in S instead of `c`.
+// above 2^-39 of it: `up` is that of this lane's query in each fragment of Q. In S, c(n, e) takes the place of `c`.
 template <int N>
 struct QueryFactors {
   float up[N], of[N][2];
 
   template <class TileT>
   DEVICE QueryFactors(TileT tile, unsigned channels, float c) {
+    float top[N];
+    int exponent[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) up[n] = 1, of[n][0] = of[n][1] = c, top[n] = 0;
+    if constexpr (!QUERY_FACTORS) return;
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM; k += K_STEP) {
+      float4 x[N];
+      load_elements(x, tile, k, channels);
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        top[n] = fmaxf(fmaxf(top[n], fmaxf(fabsf(x[n].x), fabsf(x[n].y))), fmaxf(fabsf(x[n].z), fabsf(x[n].w)));
+    }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      up[n] = 1, of[n][0] = of[n][1] = c;
-      if constexpr (!QUERY_FACTORS) continue;
-      float top = 0;
-#pragma unroll
-      for (int k = 0; k < HEAD_DIM; k += K_STEP) {
-        const float4 x = load_elements(tile, 8 * n, k, channels);
-        top = fmaxf(fmaxf(top, fmaxf(fabsf(x.x), fabsf(x.y))), fmaxf(fabsf(x.z), fabsf(x.w)));
-      }
-      const int exponent = min(max(__builtin_bit_cast(int, quad_max(top)) >> 23, 15), 254);
-      up[n] = __builtin_bit_cast(float, (268 - exponent) << 23);
+      exponent[n] = min(max(__builtin_bit_cast(int, quad_max(top[n])) >> 23, 15), 254);
+      up[n] = __builtin_bit_cast(float, (268 - exponent[n]) << 23);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float down = __builtin_bit_cast(float, (shuffle(exponent, 4 * (2 * (lane_id() % 4) + e)) - 14) << 23);
+        const float down = __builtin_bit_cast(float, (shuffle(exponent[n], 4 * (2 * (lane_id() % 4) + e)) - 14) << 23);
         of[n][e] = fmaxf(c * down, 0x1p-126f);  // above 0, as in Scores
       }
     }
@@ -263,20 +270,24 @@ struct QueryFactors {
   DEVICE float c(int n, int e) const { return of[n][e]; }
 };
 
-template <class TileT>
-DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned channels, float factor) {
-  QueryFragment q;
-  const float4 x = load_elements(tile, row, k, channels);
-  float2 rest[2] = {make_float2(x.x * factor, x.y * factor), make_float2(x.z * factor, x.w * factor)};
+// Q transposed: 8 N rows, 16 columns from `k`, each times its query's factor.
+template <int N, class TileT>
+DEVICE void load_queries(QueryFragment (&q)[N], TileT tile, int k, unsigned channels, const QueryFactors<N>& factors) {
+  float4 x[N];
+  load_elements(x, tile, k, channels);
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
+  for (int n = 0; n < N; ++n) {
+    const float up = factors.up[n];
+    float2 rest[2] = {make_float2(x[n].x * up, x[n].y * up), make_float2(x[n].z * up, x[n].w * up)};
 #pragma unroll
-    for (int n = 0; n < Q_PARTS; ++n) {
-      q.part[n].r[r] = pack_half(rest[r].x, rest[r].y);
-      const float2 held = unpack_half(q.part[n].r[r]);
-      rest[r].x -= held.x, rest[r].y -= held.y;
-    }
-  return q;
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int part = 0; part < Q_PARTS; ++part) {
+        q[n].part[part].r[r] = pack_half(rest[r].x, rest[r].y);
+        const float2 held = unpack_half(q[n].part[part].r[r]);
+        rest[r].x -= held.x, rest[r].y -= held.y;
+      }
+  }
 }
 
 DEVICE void multiply(float (&c)[4], const FragmentA& a, const QueryFragment& b) {
@@ -307,15 +318,15 @@ DEVICE Fragment8 round_p(const float (&p)[M][N][4], int k, int n) {
 }
 template <int N>
 struct QueryFactors {
-  static constexpr float up[N] = {};
   float all;
   template <class TileT>
   DEVICE QueryFactors(TileT, unsigned, float c) : all(c) {}
   DEVICE float c(int, int) const { return all; }
 };
-template <class TileT>
-DEVICE QueryFragment load_query(TileT tile, int row, int k, unsigned, float) {
-  return load_8_rows(tile, row, k);
+template <int N, class TileT>
+DEVICE void load_queries(QueryFragment (&q)[N], TileT tile, int k, unsigned, const QueryFactors<N>&) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) q[n] = load_8_rows(tile, 8 * n, k);
 }
 DEVICE void multiply(float (&c)[4], const FragmentA& a, const Fragment8& b) { mma(c, a, b); }
 

@@ -245,7 +245,8 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 tile=chosen,
                 warps=warps,
                 stages=stages,
-                q_in_registers=half and padded(chosen.rows, FRAGMENT) * d * max(2, query_parts(problem)) <= 2 * 16 * 128,
+                q_in_registers=half
+                and padded(chosen.rows, FRAGMENT) * d * max(2, query_parts(problem)) <= 2 * 16 * 128,
                 blocks_per_sm=1,
                 persistent=True,
                 fragment_rows=FRAGMENT,
@@ -370,9 +371,10 @@ def decode(
             if told:
                 block.tell("units", 2, UNIT_BYTES * w)  # by each warp to itself: to copy and to compute
             q_i = block.load(q, i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
+            scales.fetch(block)
+            scales.find_factors(block, q_i)
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
-            scales.fetch(block)
             drafts.fetch(block)
             q_i = scales.queries(block, q_i, now=True)
         for chunk in chunks:

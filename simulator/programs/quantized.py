@@ -63,13 +63,15 @@ class CacheScales:
         if self.forms["v"] in ("tensor", "head"):
             self.base = block.fetch(self.of["v"], 0, 1, warps=self.warps)
 
-    def queries(self, block: Block, q: SramTile | Registers, *, now: bool) -> SramTile | Registers:
-        """Q with a column times its scale of K: once where the warps keep Q, else for each product. There each warp goes over Q
-        once before, for what it is multiplied with."""
-        if now and not self.in_registers and isinstance(q, SramTile) and query_factors(self.problem):
+    def find_factors(self, block: Block, q: SramTile) -> None:
+        """The power of two for each query: each warp goes over Q. Nothing that is computed here depends on it."""
+        if query_factors(self.problem):
             block.to_registers(q, "none")
             if self.forms["k"] == "channel":
                 block.to_registers(self.channels, "none")
+
+    def queries(self, block: Block, q: SramTile | Registers, *, now: bool) -> SramTile | Registers:
+        """Q with a column times its scale of K: once where the warps keep Q, else for each product."""
         if self.forms["k"] != "channel" or now != self.in_registers:
             return q
         held = q if isinstance(q, Registers) else block.to_registers(q, "none")
