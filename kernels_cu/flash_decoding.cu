@@ -39,7 +39,7 @@ static_assert(BR % 8 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles a
 using QTile = Tile<BR, HEAD_DIM>;
 using WarpTile = CacheTile<WARP_KEYS, HEAD_DIM>;
 constexpr int Q_SLOTS = STAGES + 1;  // a warp may be STAGES units ahead of another that still reads its queries
-constexpr int TOLD = STAGES <= 5 ? 8 : 16, TOLD_BYTES = 32;  // units that a warp is ahead of itself, a power of two
+constexpr int TOLD = STAGES <= 5 ? 8 : 16, TOLD_BYTES = 16;  // units that a warp is ahead of itself, a power of two
 constexpr int RING_BYTES = STAGES * WARPS * WarpTile::BYTES;  // of K, and of V
 
 // The outputs of the warps in SRAM, float32. Chunks of 32 bytes change places by the row, against bank conflicts: lanes write eight
@@ -134,15 +134,16 @@ struct Rows {
 // The units with keys that this warp has found, as it tells itself in SRAM: so it goes through the lengths once.
 struct FoundUnits {
   const Sram& sram;
+  const Divisor kv_heads;
   int found = 0;
 
-  DEVICE FoundUnits(const Units&, const Sram& sram) : sram(sram) {}
+  DEVICE FoundUnits(const Units& units, const Sram& sram) : sram(sram), kv_heads(units.kv_heads) {}
 
   DEVICE void tell(const Unit& unit) {
     // step: load_q (units)
     if (lane_id() == 0) {
-      const unsigned to = sram.told(found % TOLD);
-      store_shared(to, make_int4(unit.batch, unit.kv_head, unit.row_tile, unit.run)), store_shared(to + 16, unit.keys);
+      const int head = unit.batch * kv_heads + unit.kv_head;
+      store_shared(sram.told(found % TOLD), make_int4(unit.row_tile, unit.run, unit.keys, head));
     }
     warp_barrier();
     ++found;
@@ -158,9 +159,9 @@ struct FoundUnits {
     unit.number = number;
     if (number < found) {
       // step: load_q (units)
-      const unsigned from = sram.told(number % TOLD);
-      const int4 four = load_shared<int4>(from);
-      unit.batch = four.x, unit.kv_head = four.y, unit.row_tile = four.z, unit.run = four.w, unit.keys = load_shared<int>(from + 16);
+      const int4 four = load_shared<int4>(sram.told(number % TOLD));
+      unit.row_tile = four.x, unit.run = four.y, unit.keys = four.z;
+      unit.batch = four.w / kv_heads, unit.kv_head = four.w - unit.batch * kv_heads;
     }
     return unit;
   }
@@ -345,11 +346,11 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
     q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
     copy_wait<STAGES - 1>();
     named_barrier_sync(JOINING, THREADS);  // each warp has copied a part of the queries
-    const QueryFactors<QUERY_FRAGMENTS> factors(q_tile, channels, c);
 #if Q_IN_REGISTERS
     QueryFragment q_fragments[HEAD_DIM / K_STEP][QUERY_FRAGMENTS];
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM / K_STEP; ++d) load_queries(q_fragments[d], q_tile, d * K_STEP, channels, factors);
+    const QueryFactors<QUERY_FRAGMENTS> factors(q_tile, channels, c, q_fragments);
+#else
+    const QueryFactors<QUERY_FRAGMENTS> factors(q_tile, channels, c);
 #endif
 
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {

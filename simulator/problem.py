@@ -524,6 +524,16 @@ class Problem:
         return 1 + self.key_tiles(self.block)
 
     @property
+    def operand_dtype(self) -> str:
+        """The dtype in which the tensor cores multiply: beside a quantised cache float16, which holds every element of 8 bits.
+
+        >>> p = Problem(batch=1, heads=8, len_q=1, len_kv=64, head_dim=64, dtype="bfloat16")
+        >>> p.operand_dtype, p.replace(kv_dtype="int8").operand_dtype
+        ('bfloat16', 'float16')
+        """
+        return "float16" if self.quantized else self.dtype
+
+    @property
     def quantized(self) -> bool:
         """Are K and V of 8 bits, and Q of 16?
 

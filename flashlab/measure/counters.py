@@ -118,7 +118,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
         )
         for what, names in BYTES.items()
     ]
-    if operations := TENSOR_OPS.get(case.problem.dtype):
+    if operations := TENSOR_OPS.get(case.problem.operand_dtype):
         simulated_ops = None if simulated_launch is None else simulated_launch.flops_matmul
         found = next((n for name in operations if (n := measured.total([name])) is not None), None)
         settled = kernel.settles("flops.matmul")

@@ -243,31 +243,71 @@ struct QueryFactors {
 
   template <class TileT>
   DEVICE QueryFactors(TileT tile, unsigned channels, float c) {
-    float top[N];
-    int exponent[N];
+    float top[N] = {};
+    if constexpr (QUERY_FACTORS)
 #pragma unroll
-    for (int n = 0; n < N; ++n) up[n] = 1, of[n][0] = of[n][1] = c, top[n] = 0;
-    if constexpr (!QUERY_FACTORS) return;
+      for (int k = 0; k < HEAD_DIM; k += K_STEP) {
+        float4 x[N];
+        load_elements(x, tile, k, channels);
+        raise(top, x);
+      }
+    find(top, c);
+  }
+
+  // And all of Q, which is read once.
+  template <class TileT, int K>
+  DEVICE QueryFactors(TileT tile, unsigned channels, float c, QueryFragment (&q)[K][N]) {
+    float4 x[K][N];
+    float top[N] = {};
 #pragma unroll
-    for (int k = 0; k < HEAD_DIM; k += K_STEP) {
-      float4 x[N];
-      load_elements(x, tile, k, channels);
-#pragma unroll
-      for (int n = 0; n < N; ++n)
-        top[n] = fmaxf(fmaxf(top[n], fmaxf(fabsf(x[n].x), fabsf(x[n].y))), fmaxf(fabsf(x[n].z), fabsf(x[n].w)));
+    for (int k = 0; k < K; ++k) {
+      load_elements(x[k], tile, k * K_STEP, channels);
+      raise(top, x[k]);
     }
+    find(top, c);
+#pragma unroll
+    for (int k = 0; k < K; ++k) round(q[k], x[k]);
+  }
+
+  DEVICE float c(int n, int e) const { return of[n][e]; }
+
+  // Elements times their queries' factors, in parts.
+  DEVICE void round(QueryFragment (&q)[N], const float4 (&x)[N]) const {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      exponent[n] = min(max(__builtin_bit_cast(int, quad_max(top[n])) >> 23, 15), 254);
-      up[n] = __builtin_bit_cast(float, (268 - exponent[n]) << 23);
+      float2 rest[2] = {make_float2(x[n].x * up[n], x[n].y * up[n]), make_float2(x[n].z * up[n], x[n].w * up[n])};
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int part = 0; part < Q_PARTS; ++part) {
+          q[n].part[part].r[r] = pack_half(rest[r].x, rest[r].y);
+          const float2 held = unpack_half(q[n].part[part].r[r]);
+          rest[r].x -= held.x, rest[r].y -= held.y;
+        }
+    }
+  }
+
+ private:
+  static DEVICE void raise(float (&top)[N], const float4 (&x)[N]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      top[n] = fmaxf(fmaxf(top[n], fmaxf(fabsf(x[n].x), fabsf(x[n].y))), fmaxf(fabsf(x[n].z), fabsf(x[n].w)));
+  }
+
+  DEVICE void find(const float (&top)[N], float c) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      up[n] = 1, of[n][0] = of[n][1] = c;
+      if constexpr (!QUERY_FACTORS) continue;
+      const int exponent = min(max(__builtin_bit_cast(int, quad_max(top[n])) >> 23, 15), 254);
+      up[n] = __builtin_bit_cast(float, (268 - exponent) << 23);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float down = __builtin_bit_cast(float, (shuffle(exponent[n], 4 * (2 * (lane_id() % 4) + e)) - 14) << 23);
+        const float down = __builtin_bit_cast(float, (shuffle(exponent, 4 * (2 * (lane_id() % 4) + e)) - 14) << 23);
         of[n][e] = fmaxf(c * down, 0x1p-126f);  // above 0, as in Scores
       }
     }
   }
-  DEVICE float c(int n, int e) const { return of[n][e]; }
 };
 
 // Q transposed: 8 N rows, 16 columns from `k`, each times its query's factor.
@@ -275,19 +315,7 @@ template <int N, class TileT>
 DEVICE void load_queries(QueryFragment (&q)[N], TileT tile, int k, unsigned channels, const QueryFactors<N>& factors) {
   float4 x[N];
   load_elements(x, tile, k, channels);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const float up = factors.up[n];
-    float2 rest[2] = {make_float2(x[n].x * up, x[n].y * up), make_float2(x[n].z * up, x[n].w * up)};
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int part = 0; part < Q_PARTS; ++part) {
-        q[n].part[part].r[r] = pack_half(rest[r].x, rest[r].y);
-        const float2 held = unpack_half(q[n].part[part].r[r]);
-        rest[r].x -= held.x, rest[r].y -= held.y;
-      }
-  }
+  factors.round(q, x);
 }
 
 DEVICE void multiply(float (&c)[4], const FragmentA& a, const QueryFragment& b) {
@@ -317,17 +345,24 @@ DEVICE Fragment8 round_p(const float (&p)[M][N][4], int k, int n) {
   return operand_8(p, k, n);
 }
 template <int N>
-struct QueryFactors {
-  float all;
-  template <class TileT>
-  DEVICE QueryFactors(TileT, unsigned, float c) : all(c) {}
-  DEVICE float c(int, int) const { return all; }
-};
+struct QueryFactors;
 template <int N, class TileT>
 DEVICE void load_queries(QueryFragment (&q)[N], TileT tile, int k, unsigned, const QueryFactors<N>&) {
 #pragma unroll
   for (int n = 0; n < N; ++n) q[n] = load_8_rows(tile, 8 * n, k);
 }
+template <int N>
+struct QueryFactors {
+  float all;
+  template <class TileT>
+  DEVICE QueryFactors(TileT, unsigned, float c) : all(c) {}
+  template <class TileT, int K>
+  DEVICE QueryFactors(TileT tile, unsigned, float c, QueryFragment (&q)[K][N]) : all(c) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) load_queries(q[k], tile, k * K_STEP, 0, *this);
+  }
+  DEVICE float c(int, int) const { return all; }
+};
 DEVICE void multiply(float (&c)[4], const FragmentA& a, const Fragment8& b) { mma(c, a, b); }
 
 #endif

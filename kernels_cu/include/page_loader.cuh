@@ -60,22 +60,22 @@ struct PageLoader {
   DEVICE void copy(TileT tile, int own, int rows) const {
     constexpr int PASS = 32 / LANES;
     const int lane = FEW_REGISTERS && LANES < 8 ? opaque(lane_id()) : lane_id();
-    const unsigned to = tile.at(lane / LANES, lane % LANES);
+    const unsigned to = tile.at(lane / LANES, lane % LANES);  // of the first pass
     const char* lane_head = opaque(head + lane % LANES * CHUNK_BYTES);
 #pragma unroll(WHOLE ? (FEW_REGISTERS ? 4 : ROWS / PASS) : WIDE ? IN_PART_AT_ONCE : 1)
     for (int first = 0; first < ROWS; first += PASS) {
       const int r = first + lane / LANES;
       const char* from = address_of(lane_head, shuffle(own, r), unit);
-      const unsigned row_to = (to ^ first % 8 * CHUNK_BYTES) + first * TileT::ROW_BYTES;
+      const unsigned row_to = (to ^ first % 8 * CHUNK_BYTES) + first * TileT::APART;
 #pragma unroll((WHOLE || (WIDE && IN_PART_AT_ONCE > 1)) && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
       for (int c = 0; c < CHUNKS; c += LANES) {
         if (!WHOLE || ROWS % PASS) lanes_meet();
         if (r >= ROWS) continue;
         const int behind = row_bytes - (c + lane % LANES) * CHUNK_BYTES;  // bytes of the row from here on
         if (WIDE)
-          copy_async_inside(row_to + c * CHUNK_BYTES, from + c * CHUNK_BYTES, WHOLE || r < rows);
+          copy_async_inside(TileT::right(row_to, c), from + c * CHUNK_BYTES, WHOLE || r < rows);
         else
-          copy_async(row_to + c * CHUNK_BYTES, from + c * CHUNK_BYTES, r < rows ? min(max(behind, 0), CHUNK_BYTES) : 0);
+          copy_async(TileT::right(row_to, c), from + c * CHUNK_BYTES, r < rows ? min(max(behind, 0), CHUNK_BYTES) : 0);
       }
     }
   }

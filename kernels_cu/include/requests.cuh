@@ -172,8 +172,15 @@ struct PanelRows {
   TileT tile;
   int first;
 
+  static constexpr int APART = 128;  // bytes from a row to the next
+  static_assert(ROWS % 4 == 0, "four rows down, the swizzle has its other half");
+
   DEVICE unsigned at(int row, int chunk) const {
-    return tile.panel(chunk / 8) + (first + row) * 128 + (chunk % 8 ^ (first + row) % 8) * CHUNK_BYTES;
+    return tile.panel(chunk / 8) + (first + row) * APART + (chunk % 8 ^ (first + row) % 8) * CHUNK_BYTES;
+  }
+  // As Tile has it.
+  static DEVICE unsigned right(unsigned address, int chunks) {
+    return (address ^ chunks % 8 * CHUNK_BYTES) + chunks / 8 * TileT::PANEL_BYTES;
   }
 };
 

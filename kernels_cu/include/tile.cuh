@@ -13,6 +13,7 @@ struct Tile {
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
   static constexpr int CHUNKS = COLUMNS * ELEMENT_BYTES / CHUNK_BYTES;  // of a row
   static constexpr int ROW_BYTES = COLUMNS * ELEMENT_BYTES, BYTES = ROWS * ROW_BYTES;
+  static constexpr int APART = ROW_BYTES;  // bytes from a row to the next
   static constexpr int BITS = CHUNKS % 8 == 0 ? 3 : CHUNKS % 4 == 0 ? 2 : CHUNKS % 2 == 0 ? 1 : 0;
   static constexpr unsigned GROUP = 1 << BITS;  // chunks that change places with each other
   static_assert(COLUMNS % CHUNK_ELEMENTS == 0, "a tile's rows are cut into chunks");

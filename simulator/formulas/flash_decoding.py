@@ -59,11 +59,9 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     book.add("load_q", "q", sram_write=units * q_tile)
     if told_words(p, config.stages):
         book.add("load_q", "units", sram_write=units * w * UNIT_BYTES, sram_read=2 * units * w * UNIT_BYTES)
-    if query_factors(p):
+    if config.q_in_registers or query_factors(p):
         book.add("load_q", "q", sram_read=units * w * q_tile)
-    if config.q_in_registers:
-        book.add("load_q", "q", sram_read=units * w * q_tile)
-    else:
+    if not config.q_in_registers:
         book.add("scores", "q", sram_read=pairs * w * q_tile)
     first = min((begin for begin, _ in seen), default=0) * tile.cols
     distinct = heads * (min(max((stop for _, stop in seen), default=0) * tile.cols, p.len_kv) - first)
@@ -118,7 +116,8 @@ def _count_scales(
             each = tiles if not config.q_in_registers else units
             book.add("load_q", name, hbm_read=4 * p.head_dim * units, sram_write=4 * d * units)
             book.add("load_q" if config.q_in_registers else use, name, sram_read=4 * d * w * each)
-            book.add("load_q", name, sram_read=4 * d * w * units)
+            if not config.q_in_registers:
+                book.add("load_q", name, sram_read=4 * d * w * units)
             book.distinct(name, "read", 4 * p.head_dim * p.kv_heads * (units > 0))
             other += each * column * p.head_dim
         elif form == "token":

@@ -36,8 +36,8 @@ MOST_ROW_TILES = 1 << 22
 """The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
 MOST_KEYS = 1 << 62
 """Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
-UNIT_BYTES = 20
-"""Of what a warp tells itself of a unit: request, KV head, row tile, run and keys."""
+UNIT_BYTES = 16
+"""Of what a warp tells itself of a unit: row tile, run, keys, and its KV head among those of all requests."""
 MOST_PAGED = 8
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 FRAGMENT = 8
@@ -203,9 +203,9 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
 
 
 def told_words(problem: Problem, stages: int) -> int:
-    """Words of SRAM in which a warp tells itself its next units, in pages: eight for each unit that it may be ahead."""
+    """Words of SRAM in which a warp tells itself its next units, in pages: for each unit that it may be ahead."""
     ahead = 8 if stages <= 5 else 16
-    return 0 if problem.page_size is None else 8 * ahead
+    return 0 if problem.page_size is None else ahead * UNIT_BYTES // 4
 
 
 def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
@@ -403,7 +403,7 @@ def decode(
                 scales.load(block, "v", j)
                 block.step("output")
                 p, acc, base = scales.weigh(block, p, acc, base)
-                acc = block.matmul(p.round(scales.operands), v_j, split=("rows", "rows"), acc=acc)
+                acc = block.matmul(p.round(problem.operand_dtype), v_j, split=("rows", "rows"), acc=acc)
             found[chunk] = acc, m_i, l_i
             if not block.walk:
                 continue  # those that merge have no need to be told

@@ -33,7 +33,6 @@ class CacheScales:
 
     def __init__(self, m: Machine, table: HbmTensor | None = None) -> None:
         self.problem, self.stages, self.in_registers = m.problem, m.config.stages, m.config.q_in_registers
-        self.operands = "float16" if m.problem.quantized else m.problem.dtype
         self.warps, self.tile, self.parts = m.config.warps, m.tile, query_parts(m.problem)
         self.forms = {"k": m.problem.k_scale, "v": m.problem.v_scale}
         self.of = {name: m.optional(f"{name}_scale") for name, form in self.forms.items() if form}
@@ -64,8 +63,9 @@ class CacheScales:
             self.base = block.fetch(self.of["v"], 0, 1, warps=self.warps)
 
     def find_factors(self, block: Block, q: SramTile) -> None:
-        """The power of two for each query: each warp goes over Q. Nothing that is computed here depends on it."""
-        if query_factors(self.problem):
+        """The power of two for each query: where the warps don't keep Q, each goes over it once more. Nothing that is computed
+        here depends on it."""
+        if query_factors(self.problem) and not self.in_registers:
             block.to_registers(q, "none")
             if self.forms["k"] == "channel":
                 block.to_registers(self.channels, "none")

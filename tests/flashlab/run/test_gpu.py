@@ -142,7 +142,7 @@ def test_tiles(algorithm: str, tile: str) -> None:
     skip_what_cannot_run(algorithm)
     if fl.CATALOGUE[algorithm].support.tile(fl.Tile.parse(tile), of(algorithm)):
         q = to_cupy(fl.random_inputs(of(algorithm))[0])
-        with pytest.raises(fl.UsageError, match="64, 128 or 192 rows|one of 128x128|up to 32 rows|sides of 16"):
+        with pytest.raises(fl.UsageError, match="64, 128 or 192 rows|one of 128x128|a multiple of 8 rows|sides of 16"):
             fl.attention(q, q, q, algorithm=algorithm, tile=tile)
         return
     if algorithm in EIGHT_BIT and fl.Tile.parse(tile).cols % 64:
