@@ -92,7 +92,8 @@ class Block:
         `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside the
         problem. A product goes over the tile's own columns, or over those of its boxes if `whole`. With `clear`, the
         block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the next one. With `dtype`,
-        values of another dtype are rounded to it on their way. Rows are padded to `fragment`. Raises `SramOverflow` over the device's limit per block.
+        values of another dtype are rounded to it on their way. Rows are padded to `fragment`. Raises
+        `SramOverflow` over the device's limit per block.
         """
         misuse.tensor("block.load(tensor, i, rows)", tensor)
         cols = cols or tensor.cols

@@ -102,7 +102,8 @@ def test_pages_change_no_bit(p: fl.Problem, seed: int) -> None:
 
 
 def test_what_is_read() -> None:
-    """K and V once, an entry of the table per page, and the lengths twice by every walk of every block: of four warps that compute, and of four that merge."""
+    """K and V once, an entry of the table per page, and the lengths twice by every walk of every block: four warps compute, and
+    four merge."""
     p = fl.Problem(
         batch=2, heads=8, kv_heads=2, lengths=[(1, 1000), (1, 40)], head_dim=128, dtype="bfloat16", page_size=16
     )
