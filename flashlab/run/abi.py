@@ -111,6 +111,8 @@ def check_pages(problem: Problem, spec: Spec, strides: Sequence[int]) -> None:
     if abs(page) * (pages - 1) + abs(row) * (rows - 1) >= unit << 31:
         accepted = f"a pool of less than {unit << 31:,} bytes, which 32 bits count in units of {unit}"
         raise UsageError(f"{spec.name}.strides", tuple(strides), accepted)
+    if "token" in (problem.k_scale, problem.v_scale) and pages * spec.heads * rows >= 1 << 31:
+        raise UsageError("pages", pages, f"less than {(1 << 31) // (spec.heads * rows):,} with a scale for each token")
 
 
 def passed(kernel: catalogue.Kernel, counts: Counts) -> tuple[str | None, ...]:

@@ -54,11 +54,12 @@ def test_right_and_counted(p: fl.Problem, tile: Any, kind: str) -> None:
     assert (np.abs(lse[~empty] - truth["lse"][~empty]) <= bounds["lse"][~empty]).all()
 
 
-def test_three_warps_share_sixteen_rows() -> None:
-    """Those that merge have six, five and five of them."""
-    p = fl.Problem(batch=1, heads=16, kv_heads=1, len_q=1, len_kv=100, head_dim=16, dtype="float16")
+@pytest.mark.parametrize("tile", [(8, 16), (16, 48), (24, 64)])
+def test_rows_that_warps_share_unevenly(tile: tuple[int, int]) -> None:
+    """Of 16 rows three warps merge six, five and five. Of 24 there are three fragments."""
+    p = fl.Problem(batch=1, heads=tile[0], kv_heads=1, len_q=1, len_kv=100, head_dim=16, dtype="float16")
     arrays: Any = ATTENTION.draw(p, 1)
-    out, _ = attended(p, arrays, tile=(16, 48))
+    out, _ = attended(p, arrays, tile=tile)
     truth = ATTENTION.judge(p, arrays)
     off = np.linalg.norm(out.astype(np.float64) - truth["out"], axis=-1)
     assert (off <= ATTENTION.bounds(p, arrays, truth)["out"]).all()

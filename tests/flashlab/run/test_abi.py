@@ -17,3 +17,10 @@ def test_pages_that_lie_too_far_apart_are_refused() -> None:
     check_pages(p, spec, (256 << 10, 256, 256))
     with pytest.raises(fl.UsageError, match=r"k\.strides = \(32784, 32, 16\).*34,359,738,368 bytes.*units of 16"):
         check_pages(p, spec, ((32 << 10) + 16, 32, 16))
+
+
+def test_so_many_scales_are_refused() -> None:
+    sizes = {"batch": 1, "heads": 2, "head_dim": 16, "page_size": 16, "pages": 1 << 26}
+    p = fl.Problem(**sizes, lengths=[(1, 64)], dtype="float16", kv_dtype="int8", k_scale="token")
+    with pytest.raises(fl.UsageError, match=r"pages = 67,?108,?864.*67,108,864 with a scale"):
+        check_pages(p, fl.count("paged", p).tensors["k"], (512, 256, 16))
