@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import flashlab as fl
@@ -20,7 +22,7 @@ def test_pages_that_lie_too_far_apart_are_refused() -> None:
 
 
 def test_so_many_scales_are_refused() -> None:
-    sizes = {"batch": 1, "heads": 2, "head_dim": 16, "page_size": 16, "pages": 1 << 26}
+    sizes: dict[str, Any] = {"batch": 1, "heads": 2, "head_dim": 16, "page_size": 16, "pages": 1 << 26}
     p = fl.Problem(**sizes, lengths=[(1, 64)], dtype="float16", kv_dtype="int8", k_scale="token")
     with pytest.raises(fl.UsageError, match=r"pages = 67,?108,?864.*67,108,864 with a scale"):
         check_pages(p, fl.count("paged", p).tensors["k"], (512, 256, 16))
