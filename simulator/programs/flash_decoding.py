@@ -424,7 +424,7 @@ def decode(
 ABOUT = {
     "flash_decoding": {
         "load_q": "Fetch the queries of all heads that share this KV head: they are rows of one tile.",
-        "load_k": "Fetch the next tile of this chunk's keys. Each warp fetches 16 of them for itself, well ahead.",
+        "load_k": "Fetch the next tile of this chunk's keys. Each warp fetches its share for itself, well ahead.",
         "scores": "Multiply the queries by the keys. Each warp has all rows, and its own keys.",
         "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
         "softmax": "The new row maximum m, and P = exp(S − m). Each warp has its own m and ℓ.",
