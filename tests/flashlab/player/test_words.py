@@ -13,7 +13,7 @@ from tests.flashlab.player.traces import traced
 TRACED = [name for name in fl.CATALOGUE if not name.startswith("softmax_")]
 PLAIN = {
     *("mbarriers", "ones", "q_scale", "k_scale", "v_scale", "arrivals", "drawn", "number", "work", "turns"),
-    *("block_table", "seq_lens"),
+    *("block_table", "seq_lens", "units"),
 }
 """What is no matrix or statistic of attention, and is grey."""
 
