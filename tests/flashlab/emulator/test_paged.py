@@ -199,9 +199,9 @@ def test_verified() -> None:
 
 
 FAULTS = {
-    "pages": ("places in pages of another size", "rows by the pages of the tile behind"),
+    "pages": ("places in pages of another size", "rows of the tile behind"),
     "requests": ("the first request's pages", "one length for all"),
-    "drafts": ("earlier keys hidden", "the upper row's word for the lower one"),
+    "drafts": ("earlier keys hidden", "the first lane's keys for all"),
 }
 
 
