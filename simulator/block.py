@@ -231,8 +231,8 @@ class Block:
         The machine does not know one warp's values from another's. It keeps what the warps have together: `get` returns
         the sum (or the maximum) over all of them.
         """
-        fragment = self._m.config.fragment_rows
-        tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=buffer.vector, fragment=fragment)
+        vector, fragment = buffer.vector, buffer.fragment
+        tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=vector, fragment=fragment)
         self._filled[buffer.name] = tile.footprint * copies, x.rows, x.cols
         buffer.values = x.values
         self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)

@@ -118,6 +118,7 @@ class SramTile(_Stored):
         fragment: int = 16,
     ) -> None:
         self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
+        self.fragment = fragment
         self.padded_shape = padded(rows, fragment), 1 if vector else round_up(cols, panel)
         self.multiplied_shape = self.padded_shape
         self.held = 0  # columns that stay in registers, so that products don't read them

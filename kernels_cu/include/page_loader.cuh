@@ -22,8 +22,8 @@ DEVICE const char* address_of(const char* base, int n, int unit) {
 #endif
 }
 
-// Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes
-// copy a row, so that one exchange of an address serves CHUNKS / LANES copies, and a copy still has whole lines. A warp that has few
+// Copies a warp's rows from their pages into its tile. Each lane knows where one row lies, and tells the others. LANES lanes
+// copy a row, so that one exchange of a number serves CHUNKS / LANES copies, and a copy still has whole lines. A warp that has few
 // registers computes anew for each tile what follows from a lane's number (FEW_REGISTERS), but not where rows have whole panels.
 template <class TileT, bool FEW_REGISTERS = false>
 struct PageLoader {
