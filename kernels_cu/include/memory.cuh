@@ -208,12 +208,17 @@ DEVICE void copy_async(unsigned to, const void* from, int bytes) {
   store_shared(to, chunk);
 }
 
-// Copies a chunk in the background, or zeros where it isn't `inside`.
+// Copies a chunk in the background, or zeros where it isn't `inside`. A predicate on the instruction is misread, too, so the build
+// that is COUNTED gets something that keeps the branch.
 DEVICE void copy_async_inside(unsigned to, const void* from, bool inside) {
-  if (inside)
+  if (inside) {
+#if defined(COUNTED) && !defined(EMULATOR)
+    asm volatile("{ .reg .b32 mask; activemask.b32 mask; bar.warp.sync mask; }" ::: "memory");
+#endif
     copy_async(to, from, 16);
-  else
+  } else {
     store_shared(to, make_uint4(0, 0, 0, 0));
+  }
 }
 
 // Copies a word of 4 bytes in the background, or zeros where it isn't `inside`.

@@ -4,13 +4,6 @@
 #include "params.cuh"
 #include "tile.cuh"
 
-// Copies under a predicate, which a loop that is unrolled has: the counters misread them (ncu 2025.3).
-#ifdef COUNTED
-constexpr int IN_PART_AT_ONCE = 1;
-#else
-constexpr int IN_PART_AT_ONCE = 4;
-#endif
-
 // `n` units of so many bytes behind `base`, in one instruction: for the compiler it is a product of 64 bits.
 DEVICE const char* address_of(const char* base, int n, int unit) {
 #ifdef EMULATOR
@@ -62,12 +55,12 @@ struct PageLoader {
     const int lane = FEW_REGISTERS && LANES < 8 ? opaque(lane_id()) : lane_id();
     const unsigned to = tile.at(lane / LANES, lane % LANES);  // of the first pass
     const char* lane_head = opaque(head + lane % LANES * CHUNK_BYTES);
-#pragma unroll(WHOLE ? (FEW_REGISTERS ? 4 : ROWS / PASS) : WIDE ? IN_PART_AT_ONCE : 1)
+#pragma unroll(WHOLE ? (FEW_REGISTERS ? 4 : ROWS / PASS) : WIDE ? 4 : 1)
     for (int first = 0; first < ROWS; first += PASS) {
       const int r = first + lane / LANES;
       const char* from = address_of(lane_head, shuffle(own, r), unit);
       const unsigned row_to = (to ^ first % 8 * CHUNK_BYTES) + first * TileT::APART;
-#pragma unroll((WHOLE || (WIDE && IN_PART_AT_ONCE > 1)) && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
+#pragma unroll((WHOLE || WIDE) && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
       for (int c = 0; c < CHUNKS; c += LANES) {
         if (!WHOLE || ROWS % PASS) lanes_meet();
         if (r >= ROWS) continue;
