@@ -55,7 +55,6 @@ _GCC = (
     "-fno-gnu-unique",  # the shared memory of a template is each library's own, also where another has the same template
     "-fno-extern-tls-init",  # shared memory needs no initialisation at its first use; a template's would crash
     "-fno-var-tracking",  # nobody asks where a variable is, but finding that out is a fifth of compiling
-    "-gno-statement-frontiers",
 )
 _CLANG = (
     "-mllvm",
