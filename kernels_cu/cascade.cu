@@ -5,13 +5,14 @@
 //   partial (batch, heads, parts, len_q, head_dim), partial_lse (batch, heads, parts, len_q)    float32
 //
 // Three launches. The first two do the same, over the prefix and over each request's own keys: a block has a tile of rows and a chunk
-// of 512 keys, which begins at a multiple of 512. Rows are the heads of a group and queries: row r is head r % G of token r / G. To
-// the prefix, the queries of all requests are tokens of one, so their tiles are full and the prefix is read once for up to 128 rows.
+// of keys, 2,048 of the prefix or 512 own ones, which begins at a multiple of its size. Rows are the heads of a group and queries: row
+// r is head r % G of token r / G. To the prefix, the queries of all requests are tokens of one, so their tiles are full and the prefix
+// is read once for up to 128 rows. Then a warp has 32 rows, so every fragment of K and V that is read feeds two products.
 // Each row's output over a chunk goes to HBM with its LSE. In the third launch a warp has a row, and merges what there is of it, the
 // prefix first. So a row has the same bits whatever the batch: warps split rows, and no row's sums depend on another.
 //
 //   SRAM        Q  ROWS x D | K, V  2 x (BC x D) each
-//   registers   per warp O  16 x D and S  16 x BC in float32
+//   registers   per warp O  WARP_ROWS x D and S  WARP_ROWS x BC in float32
 //
 // Expected: the bandwidth of DRAM binds, over the requests' own keys; over the prefix, from about 100 rows on, the tensor cores. One
 // launch that computed a row's own keys and merged at once would save the way of one partial result to HBM and back.
@@ -19,17 +20,17 @@
 #include "mma.cuh"
 #include "scores.cuh"
 
-constexpr int CHUNK_KEYS = TILES_PER_CHUNK * BC, TURNS = (HEAD_DIM + 127) / 128;  // a lane has four columns of each 128
+constexpr int TURNS = (HEAD_DIM + 127) / 128;  // a lane has four columns of each 128
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;
 static_assert(FL_DTYPE != 0 && STAGES == 2, "16 bits, and two tiles");
-static_assert(BR % 16 == 0 && SUFFIX_ROWS % 16 == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
+static_assert(BR % WARP_ROWS == 0 && WARP_ROWS % 16 == 0 && SUFFIX_ROWS % 16 == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
 
 // The partial results of a row: of the prefix's chunks, and of its own. Of these there is one even if there are no keys.
 struct Parts {
   int of_prefix, all;
 
   DEVICE explicit Parts(const Shape& shape)
-      : of_prefix(ceil_div(shape.len_prefix, CHUNK_KEYS)), all(of_prefix + max(1, ceil_div(shape.len_kv, CHUNK_KEYS))) {}
+      : of_prefix(ceil_div(shape.len_prefix, PREFIX_TILES * BC)), all(of_prefix + max(1, ceil_div(shape.len_kv, SUFFIX_TILES * BC))) {}
 
   DEVICE long long at(const Shape& shape, int flat_head, int part, int query) const {
     return (static_cast<long long>(flat_head) * all + part) * shape.len_q + query;
@@ -66,23 +67,23 @@ struct Place {
     return {token / len_q, kv_head * group + (first_row + row) % group, token % len_q};
   }
   // The key tiles of the chunk that these rows see.
-  DEVICE Keys tiles(const Shape& own) const {
+  DEVICE Keys tiles(const Shape& own, int of_chunk) const {
     const Keys seen = visible_tiles(own, first_row / group, (first_row + rows - 1) / group, BC);
-    return {max(seen.first, chunk * TILES_PER_CHUNK), min(seen.last, chunk * TILES_PER_CHUNK + TILES_PER_CHUNK - 1)};
+    return {max(seen.first, chunk * of_chunk), min(seen.last, chunk * of_chunk + of_chunk - 1)};
   }
 };
 
-// A tile of ROWS rows and a chunk of the keys of `own`: the problem that this side is by itself.
-template <int ROWS, bool PREFIX>
+// A tile of ROWS rows, OF_WARP for each warp, and a chunk of the keys of `own`: the problem that this side is by itself.
+template <int ROWS, int OF_WARP, bool PREFIX>
 DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* partial, float* partial_lse, const Shape& shape,
                    const Shape& own, int first_part, int chunks) {
-  constexpr int THREADS = ROWS * 2;  // a warp for 16 rows
+  constexpr int THREADS = ROWS / OF_WARP * 32, ROW_FRAGMENTS = OF_WARP / 16;
   using QTile = Tile<ROWS, HEAD_DIM>;
-  using WarpTile = Tile<16, HEAD_DIM>;
+  using WarpTile = Tile<OF_WARP, HEAD_DIM>;
   using KVTile = Tile<BC, HEAD_DIM>;
   const Place place(shape, own, ROWS, chunks);
-  const Keys tiles = place.tiles(own);
-  const int warp_row = warp_id() * 16, t = lane_id() % 4;
+  const Keys tiles = place.tiles(own, PREFIX ? PREFIX_TILES : SUFFIX_TILES);
+  const int warp_row = warp_id() * OF_WARP, t = lane_id() % 4;
 
   const QTile q_tile{sram_base()};
   const WarpTile q_rows{q_tile.base + warp_row * QTile::ROW_BYTES};
@@ -118,8 +119,10 @@ DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* par
   const Scores scores(shape);
   const float c = scores.c;
   const int first_query = place.first_row / place.group, last_query = (place.first_row + place.rows - 1) / place.group;
-  const Keys full = scores.sign != 1 ? Keys{0, -1} : full_tiles(own, first_query, last_query, BC);  // need no mask
-  float o[O_FRAGMENTS][4] = {}, m[2] = {LOWEST, LOWEST}, l[2] = {};
+  const int last_full = scores.sign != 1 ? -1 : full_tiles(own, first_query, last_query, BC).last;  // tiles up to it need no mask
+  float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {}, m[ROW_FRAGMENTS][2], l[ROW_FRAGMENTS][2] = {};
+#pragma unroll
+  for (int i = 0; i < ROW_FRAGMENTS; ++i) m[i][0] = m[i][1] = LOWEST;
 
   for (int j = tiles.first; j <= tiles.last; ++j) {
     // step: load_q
@@ -134,91 +137,116 @@ DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* par
     copy_commit();
 
     // step: scores
-    float s[S_FRAGMENTS][4] = {};
+    float s[ROW_FRAGMENTS][S_FRAGMENTS][4] = {};
 #pragma unroll(HEAD_DIM > 128 ? 4 : HEAD_DIM / K_STEP)
     for (int d = 0; d < HEAD_DIM; d += K_STEP) {
-      const FragmentA a = load_a(q_rows, 0, d);
+      FragmentA a[ROW_FRAGMENTS];
 #pragma unroll
-      for (int n = 0; n < S_FRAGMENTS; n += 2) mma(s[n], s[n + 1], a, load_b_rows(k_tile(j), 8 * n, d));
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) a[i] = load_a(q_rows, 16 * i, d);
+#pragma unroll
+      for (int n = 0; n < S_FRAGMENTS; n += 2) {
+        const FragmentB b = load_b_rows(k_tile(j), 8 * n, d);
+#pragma unroll
+        for (int i = 0; i < ROW_FRAGMENTS; ++i) mma(s[i][n], s[i][n + 1], a[i], b);
+      }
     }
 
     // step: mask
-    if (j < full.first || j > full.last) {
-      scores.flip(s);
-      mask_scores(s, own, place.first_row + warp_row + lane_id() / 4, j * BC, 2 * (opaque(lane_id()) % 4), place.group);
+    if (j > last_full) {
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+        scores.flip(s[i]);
+        const int row = place.first_row + warp_row + 16 * i + lane_id() / 4;
+        mask_scores(s[i], own, row, j * BC, 2 * (opaque(lane_id()) % 4), place.group);
+      }
     }
 
     // step: softmax
-    float alpha[2];
+    float alpha[ROW_FRAGMENTS][2];
     bool risen = false;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float top = s[0][2 * half];
+    for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
-      for (int n = 0; n < S_FRAGMENTS; ++n) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-      top = fmaxf(m[half], c * quad_max(top));
-      alpha[half] = exp2_approx(m[half] - top);
-      risen |= top > m[half];
-      m[half] = top;
-    }
+      for (int half = 0; half < 2; ++half) {
+        float top = s[i][0][2 * half];
+#pragma unroll
+        for (int n = 0; n < S_FRAGMENTS; ++n) top = fmaxf(top, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
+        top = fmaxf(m[i][half], c * quad_max(top));
+        alpha[i][half] = exp2_approx(m[i][half] - top);
+        risen |= top > m[i][half];
+        m[i][half] = top;
+      }
 
     // step: rescale
     if (any_lane(risen)) {
-      l[0] *= alpha[0], l[1] *= alpha[1];
 #pragma unroll
-      for (int n = 0; n < O_FRAGMENTS; ++n)
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+        l[i][0] *= alpha[i][0], l[i][1] *= alpha[i][1];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) o[n][e] *= alpha[e / 2];
+        for (int n = 0; n < O_FRAGMENTS; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i][e / 2];
+      }
     }
 
     // step: softmax (P)
 #pragma unroll
-    for (int n = 0; n < S_FRAGMENTS; ++n)
+    for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[n][e] = exp2_approx(c * s[n][e] - m[e / 2]);
-        l[e / 2] += s[n][e];
-      }
+      for (int n = 0; n < S_FRAGMENTS; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[i][n][e] = exp2_approx(c * s[i][n][e] - m[i][e / 2]);
+          l[i][e / 2] += s[i][n][e];
+        }
 
     // step: output
 #pragma unroll
     for (int key = 0; key < BC; key += K_STEP) {
-      const FragmentA a = operand_a(s, key);
+      FragmentA a[ROW_FRAGMENTS];
 #pragma unroll
-      for (int n = 0; n < O_FRAGMENTS; n += 2) mma(o[n], o[n + 1], a, load_b_columns(v_tile(j), key, 8 * n));
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) a[i] = operand_a(s[i], key);
+#pragma unroll
+      for (int n = 0; n < O_FRAGMENTS; n += 2) {
+        const FragmentB b = load_b_columns(v_tile(j), key, 8 * n);
+#pragma unroll
+        for (int i = 0; i < ROW_FRAGMENTS; ++i) mma(o[i][n], o[i][n + 1], a[i], b);
+      }
     }
   }
 
   const Parts parts(shape);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    // step: store_part
-    const int row = warp_row + lane_id() / 4 + 8 * half;
-    const bool inside = row < place.rows;
-    const Row to = place.at(inside ? row : 0);
-    const long long at = parts.at(shape, to.request * shape.heads + to.head, first_part + place.chunk, to.query);
-    const float sum = quad_sum(l[half]), factor = sum > 0 ? reciprocal(sum) : 0;
+  for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
-    for (int n = 0; n < O_FRAGMENTS; ++n) {
-      const int column = 8 * n + 2 * t;
+    for (int half = 0; half < 2; ++half) {
+      // step: store_part
+      const int row = warp_row + 16 * i + lane_id() / 4 + 8 * half;
+      const bool inside = row < place.rows;
+      const Row to = place.at(inside ? row : 0);
+      const long long at = parts.at(shape, to.request * shape.heads + to.head, first_part + place.chunk, to.query);
+      const float sum = quad_sum(l[i][half]), factor = sum > 0 ? reciprocal(sum) : 0;
+      float* to_part = partial + at * part_columns(shape) + 2 * t;
+#pragma unroll
+      for (int n = 0; n < O_FRAGMENTS; ++n) {
+        lanes_meet();
+        if (inside && 8 * n + 2 * t < part_columns(shape))
+          store_global(to_part + 8 * n, make_float2(o[i][n][2 * half] * factor, o[i][n][2 * half + 1] * factor));
+      }
       lanes_meet();
-      if (inside && column < part_columns(shape))
-        store_global(partial + at * part_columns(shape) + column, make_float2(o[n][2 * half] * factor, o[n][2 * half + 1] * factor));
+      if (inside && t == 0) store_global(partial_lse + at, (m[i][half] + log2_approx(sum)) * LN2);  // -INF for a row without keys
     }
-    lanes_meet();
-    if (inside && t == 0) store_global(partial_lse + at, (m[half] + log2_approx(sum)) * LN2);  // -INF for a row without keys
-  }
 }
 
-extern "C" __global__ void __launch_bounds__(BR * 2)
+extern "C" __global__ void __launch_bounds__(BR / WARP_ROWS * 32)
 cascade_prefix(const Tensor q, const Tensor k_prefix, const Tensor v_prefix, float* partial, float* partial_lse, const Shape shape) {
-  attend<BR, true>(q, k_prefix, v_prefix, partial, partial_lse, shape, prefix_of(shape), 0, Parts(shape).of_prefix);
+  attend<BR, WARP_ROWS, true>(q, k_prefix, v_prefix, partial, partial_lse, shape, prefix_of(shape), 0, Parts(shape).of_prefix);
 }
 
 extern "C" __global__ void __launch_bounds__(SUFFIX_ROWS * 2)
 cascade_suffix(const Tensor q, const Tensor k, const Tensor v, float* partial, float* partial_lse, const Shape shape) {
   const Parts parts(shape);
-  attend<SUFFIX_ROWS, false>(q, k, v, partial, partial_lse, shape, shape, parts.of_prefix, parts.all - parts.of_prefix);
+  attend<SUFFIX_ROWS, 16, false>(q, k, v, partial, partial_lse, shape, shape, parts.of_prefix, parts.all - parts.of_prefix);
 }
 
 extern "C" __global__ void __launch_bounds__(32)

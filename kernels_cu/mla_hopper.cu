@@ -9,7 +9,8 @@
 // The order is fixed, so no bit depends on the batch.
 //
 // A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
-//   - One loads tiles: by TMA, or from pages by copies of 16 bytes, with two warps for each slot of the ring.
+//   - One loads tiles by TMA: where pages fill a tile, or a tile them, in boxes of a page (PAGE_BOX). From other pages it copies 16
+//     bytes at a time, with two warps for each slot of the ring.
 //   - One has the scores: it fetches the queries, multiplies them by all 576 columns, and takes the exponentials. P and what has to
 //     be rescaled go to the others through SRAM.
 //   - Two have the output, 256 columns each, which fill 128 registers of a thread. P leaves SRAM once for each of them.
@@ -24,6 +25,10 @@
 // Expected: a tile takes the tensor cores 1,152 cycles for S and 1,024 for O, and SRAM 2,400, which both read. So they reach up to
 // nine tenths of their rate, if the L2 brings 72 KB in that time. Few heads leave rows empty: then the bandwidth of DRAM binds.
 #define ONE_KV_HEAD 1
+#ifndef PAGE_BOX
+#define PAGE_BOX 0  // rows of a page that TMA brings in one box; 0: rows are copied one by one
+#endif
+#include "clear.cuh"
 #include "divisor.cuh"
 #include "elements.cuh"
 #include "mma.cuh"
@@ -42,6 +47,7 @@ constexpr int PRODUCTS = 2, PRODUCT = HALF / PRODUCTS;  // columns of a product:
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = PRODUCT / 8, P_STEPS = BC / 16;
 constexpr int OUTPUT_WARPS = 8;
 constexpr int SLOT_WARPS = 2;  // that copy a tile from pages
+constexpr bool BOXES = !PAGED || PAGE_BOX;  // TMA brings tiles
 constexpr int MERGE_WARPS = 4, IN_FLIGHT = 16;  // of a row: warps with 128 columns each, and chunks that a warp asks for at once
 static_assert(VALUE_DIM == MERGE_WARPS * 128, "a lane has four columns");
 constexpr float TAU = 8;  // a maximum may lag behind by so much: then exponentials reach 2^TAU, and nothing has to be rescaled
@@ -87,7 +93,7 @@ DEVICE void open(const Sram& sram) {
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < STAGES; ++slot)
       for (int columns = 0; columns < SETS; ++columns) {
-        mbarrier_init(sram.full(slot, columns), PAGED ? SLOT_WARPS : 1);
+        mbarrier_init(sram.full(slot, columns), BOXES ? 1 : SLOT_WARPS);
         mbarrier_init(sram.empty(slot, columns), 4);
       }
     mbarrier_init(sram.p_full(), 4);
@@ -155,6 +161,46 @@ DEVICE int length_of(const int* lengths, int request, int requests) {
   return request < requests ? load_global<int>(lengths + request) : 0;
 }
 
+#endif
+
+#if PAGED && PAGE_BOX
+// Asks for the tiles of a unit. A warp does, a lane for each box of a set of columns. A box is whole: it also brings what lies behind
+// the last key. Boxes behind it are of its page again, so that each tile comes whole.
+struct Latent {
+  static constexpr int OF_TILE = BC / PAGE_BOX;  // boxes of a panel
+  static_assert(BC % PAGE_BOX == 0 && VALUE_PANELS * OF_TILE <= 32, "a lane for each box");
+
+  const TensorMap& latent;
+  const int* table;
+  const Shape& batch;
+  const Sram& sram;
+  Divisor page_size;
+
+  DEVICE void load(const Unit& unit, int keys, int j, const Ring& ring) const {
+    if (warp_id() != 0) return;
+    const int panel = lane_id() / OF_TILE, box = lane_id() % OF_TILE, key = min(j * BC + box * PAGE_BOX, keys - 1);
+
+    // step: load_latent (pages)
+    int page = 0;
+    lanes_meet();
+    if (lane_id() < OF_TILE) page = load_global<int>(table + static_cast<long long>(unit.batch) * batch.table_pages + key / page_size);
+    page = shuffle(page, box);
+    const int row = OF_TILE == 1 ? key % page_size : 0;  // of a page that is larger than a tile, one part
+
+    // step: load_latent (producer)
+#pragma unroll
+    for (int columns = 0; columns < SETS; ++columns) {
+      mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
+      if (lane_id() == 0) mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
+      warp_barrier();
+      const int i = first_panel(columns) + panel;
+      if (panel < panels_of(columns))
+        tma_load(sram.latent(ring.slot).panel(i) + box * PAGE_BOX * 128, latent, page, 0, row, i * 64, sram.full(ring.slot, columns),
+                 EVICT_FIRST);
+    }
+  }
+};
+#elif PAGED
 // Copies the tiles of a unit. Two warps copy every other tile: that of their slot. Each lane knows where one row lies, and tells it
 // the others.
 struct Latent {
@@ -260,11 +306,16 @@ struct Weighing {
     // step: load_q
     named_barrier_sync(QUERIES, WARPGROUP);
 #pragma unroll 1
-    for (int i = threadIdx.x % WARPGROUP; i < BR * QTile::PANELS * 8; i += WARPGROUP) {
-      lanes_meet();
-      const int row = i / (QTile::PANELS * 8), chunk = i % (QTile::PANELS * 8), packed = place.first_row + row;
+    for (int pass = 0; pass < 4; ++pass) {  // eight lanes have a row, and its panels one after the other
+      const int lane = opaque(lane_id()), row = warp_id() % 4 * 16 + 4 * pass + lane / 8, chunk = lane % 8;
+      const int packed = place.first_row + row;
       const char* from = row_address(q, here.unit.batch, packed % here.group, packed / here.group) + chunk * CHUNK_BYTES;
-      copy_async(chunk_of(sram.q(), row, chunk), from, row < place.rows ? CHUNK_BYTES : 0);
+      const unsigned to = chunk_of(sram.q(), row, chunk);
+#pragma unroll
+      for (int panel = 0; panel < QTile::PANELS; ++panel) {
+        lanes_meet();
+        copy_async_inside(to + panel * QTile::PANEL_BYTES, from + panel * 128, row < place.rows);
+      }
     }
     copy_commit();
     copy_wait<0>();
@@ -276,11 +327,11 @@ struct Weighing {
   DEVICE void multiply(float (&s)[S_FRAGMENTS][4], int columns) const {
     mbarrier_wait(sram.full(ring.slot, columns), ring.parity);
     wgmma_fence();
-    const LatentTile tile = sram.latent(ring.slot);
+    const unsigned long long queries = rows_operand(sram.q(), 0, 0), keys = rows_operand(sram.latent(ring.slot), 0, 0);
     const int first = first_panel(columns) * 64;
 #pragma unroll
-    for (int d = 0; d < panels_of(columns) * 64; d += 16)
-      wgmma_ss(s, rows_operand(sram.q(), 0, first + d), rows_operand(tile, 0, first + d), columns != ROPE || d > 0);
+    for (int d = first; d < first + panels_of(columns) * 64; d += 16)
+      wgmma_ss(s, queries + operand_step<QTile>(0, d), keys + operand_step<LatentTile>(0, d), columns != ROPE || d > first);
   }
 
   DEVICE void operator()(const Results& here, const Place& place) {
@@ -293,6 +344,10 @@ struct Weighing {
 #pragma unroll 1
     for (int j = tiles.first; j <= tiles.last; ++j) {
       // step: load_latent
+      if (PAGED && PAGE_BOX && (j + 1) * BC > shape.len_kv) {
+        for (int columns = 0; columns < SETS; ++columns) mbarrier_wait(sram.full(ring.slot, columns), ring.parity);
+        clear_rows<1>(sram.latent(ring.slot), shape.len_kv - j * BC, QUERIES);
+      }
       float s[S_FRAGMENTS][4];
       settle(s);
 
@@ -527,8 +582,14 @@ DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float
 }
 
 #if PAGED
+#if PAGE_BOX
+using Pool = TensorMap;  // each page is a batch of its own
+#else
+using Pool = Tensor;
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-mla_hopper_paged(const Tensor q, const Tensor latent, const Tensor out, float* lse, const int* block_table, const int* seq_lens,
+mla_hopper_paged(const Tensor q, const __grid_constant__ Pool latent, const Tensor out, float* lse, const int* block_table, const int* seq_lens,
                  float* partial, float* partial_m, float* partial_l, const Shape shape) {
   const Sram sram;
   open(sram);

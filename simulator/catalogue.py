@@ -388,8 +388,8 @@ CATALOGUE = {
         ),
         Algorithm(
             "mla_hopper_paged", mla_hopper_paged, mla_hopper_paged_formula.mla_hopper_paged, None,
-            (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", *_REQUESTS, *_PARTIAL), arch="sm_90a",
-                    persistent=True),
+            (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", *_REQUESTS, *_PARTIAL), (("latent", "page"),),
+                    "sm_90a", persistent=True),
              Kernel("mla_hopper", "mla_hopper_paged_merge", ("out", "lse", "seq_lens", *_PARTIAL), arch="sm_90a")),
             replace(_LATENT_HOPPER, masks=(*COMMON_MASKS, "lengths"), instead="mla_paged"), about=mla_hopper_paged_program.ABOUT,
             follows="mla_hopper",

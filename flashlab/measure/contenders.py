@@ -93,7 +93,7 @@ AGAINST: Mapping[str, tuple[str, ...]] = {
     "mla_paged": ("mla", "flashinfer"),
     "mla_hopper": ("mla", "flashinfer"),
     "mla_hopper_paged": ("mla_hopper", "flashinfer"),
-    "cascade": ("flash_decoding", "paged", "flashinfer"),
+    "cascade": ("flash_decoding", "paged", "flashinfer", "flashinfer-fa2"),
 }
 """The peers that each algorithm has, where nothing else is said. Those of mla and cascade have no others."""
 _ANY_PEER = ("flash_decoding", "paged")
@@ -111,7 +111,7 @@ def chosen(algorithm: str, given: Sequence[str] | None) -> tuple[list[str], list
         try:
             if algorithm in _ANY_PEER:
                 peers.layout(name)
-            elif name == "flashinfer":
+            elif name.startswith("flashinfer"):
                 _flashinfer()
         except Unavailable as error:
             if given is not None:
@@ -262,6 +262,7 @@ def _shared(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> C
         "flash_decoding": whole,
         "paged": paged,
         "flashinfer": lambda: _flashinfer_shared(torch, q, cell, *in_pages()),
+        "flashinfer-fa2": lambda: _flashinfer_shared(torch, q, cell, *in_pages(), backend="fa2"),
     }
     return {**_agree({name: makers[name]() for name in (algorithm, *against)}, cell), "read": _read(torch, q, *halves)}
 
@@ -355,12 +356,17 @@ def _flashinfer_latent(torch: Any, q: Any, pool: Any, table: Any, lengths: Any) 
     return lambda: wrapper.run(*queries, *caches).unsqueeze(2)
 
 
-def _flashinfer_shared(torch: Any, q: Any, cell: Cell, pools: Any, first: Any, rest: Any) -> Call:
+def _flashinfer_shared(
+    torch: Any, q: Any, cell: Cell, pools: Any, first: Any, rest: Any, backend: str = "auto"
+) -> Call:
+    """On Hopper FlashInfer itself chooses FA3's kernels, which don't split the keys. Its cascade has no argument that says so."""
     _flashinfer()
     numbers: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
     each = torch.arange(cell.batch + 1, **numbers)
     last = [(n - 1) % _SHARED_PAGE + 1 for n in (cell.len_prefix or 0, cell.len_kv)]
     wrapper = import_module("flashinfer.cascade").MultiLevelCascadeAttentionWrapper(2, _workspace(torch), "NHD")
+    for level in wrapper._batch_prefill_wrappers:
+        level._backend = backend
     wrapper.plan(
         [torch.tensor([0, cell.batch], **numbers), each],
         [torch.tensor([0, first.numel()], **numbers), each * rest.shape[1]],

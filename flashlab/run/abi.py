@@ -96,8 +96,8 @@ def box_rows(kernel: catalogue.Kernel, counts: Counts) -> dict[str, int]:
 
 
 def boxed_shape(spec: Spec, problem: Problem) -> tuple[int, int, int, int]:
-    """(batch, heads, rows, columns) of an array that is loaded in boxes. Of K and V in pages, each page is a batch of its own."""
-    if problem.page_size is not None and spec.name in ("k", "v"):
+    """(batch, heads, rows, columns) of an array that is loaded in boxes. Of what lies in pages, each page is a batch of its own."""
+    if problem.page_size is not None and spec.name in ("k", "v", "latent"):
         return spec.rows // problem.page_size, spec.heads, problem.page_size, spec.cols
     return problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
 

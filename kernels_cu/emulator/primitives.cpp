@@ -225,9 +225,12 @@ static void mma_of_warp(Warp& warp, unsigned) {
     }
     for (int i = 0; i < 2; ++i) b[2 * t + 8 * i][g] = low(x.b[i]), b[2 * t + 8 * i + 1][g] = high(x.b[i]);
   }
-  for (int row = 0; row < 16; ++row)
+  for (int row = 0; row < 16; ++row) {  // a sum of its own, as the tensor cores have it: it rounds to the accumulator once
+    float sum[8] = {};
     for (int k = 0; k < 16; ++k)
-      for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
+      for (int column = 0; column < 8; ++column) sum[column] += a[row][k] * b[k][column];
+    for (int column = 0; column < 8; ++column) c[row][column] += sum[column];
+  }
   for (int lane = 0; lane < WARP; ++lane)
     for (int i = 0; i < 4; ++i) warp.lanes[lane]->operands.mma.c[i] = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
   warp.block->counters.flops += 2 * 16 * 8 * 16;

@@ -121,9 +121,12 @@ void product(Warp& warp, const EmuMma& shape) {
       b[(each * t + j / each * 4 * each + j % each) * 8 + g] = static_cast<T>(value_of(reinterpret_cast<const void*>(in[2]), shape.b, j));
     for (int i = 0; i < of_c; ++i) c[c_at(lane, i)] = static_cast<T>(value_of(reinterpret_cast<const void*>(in[3]), shape.sums, i));
   }
-  for (int row = 0; row < shape.rows; ++row)
+  for (int row = 0; row < shape.rows; ++row) {
+    T sum[8] = {};
     for (int k = 0; k < depth; ++k)
-      for (int column = 0; column < 8; ++column) c[row * 8 + column] += a[row * depth + k] * b[k * 8 + column];
+      for (int column = 0; column < 8; ++column) sum[column] += a[row * depth + k] * b[k * 8 + column];
+    for (int column = 0; column < 8; ++column) c[row * 8 + column] += sum[column];
+  }
   for (int lane = 0; lane < WARP; ++lane) {
     auto* to = reinterpret_cast<char*>(warp.lanes[lane]->operands.in[3]);
     for (int i = 0; i < of_c; ++i) {

@@ -121,15 +121,14 @@ typedef std::int16_t EightShorts __attribute__((vector_size(16), aligned(2), may
 
 struct Operands { float a[ROWS][OPERAND_BYTES], b[OPERAND_BYTES][256]; };
 
-// Added in float32, one product after the other. (The tensor cores add 16 of 16 bits at once, aligned and cut off as those of
-// e4m3, but 25 bits below the largest: that differs in float32's last bits.)
+// The products of an instruction are added up in float32, and their sum to the accumulator, as there. (The tensor cores add 16 of 16
+// bits at once, aligned and cut off as those of e4m3, but 25 bits below the largest: that differs in float32's last bits.)
 void add_in_float32(const Operands& x, float* values, int columns, int depth) {
   for (int row = 0; row < ROWS; ++row)
     for (int n = 0; n < columns; n += 8) {
-      auto* c = reinterpret_cast<Eight*>(values + row * columns + n);
-      Eight sum = *c;
+      Eight sum = {};
       for (int k = 0; k < depth; ++k) sum += x.a[row][k] * *reinterpret_cast<const Eight*>(&x.b[k][n]);
-      *c = sum;
+      *reinterpret_cast<Eight*>(values + row * columns + n) += sum;
     }
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.problem import Problem, Tile
-from simulator.programs.cascade import parts, splits, sram_bytes
+from simulator.programs.cascade import parts, splits, sram_bytes, warps
 from simulator.programs.flash_decoding import Splits
 
 
@@ -13,7 +13,8 @@ def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bo
     """Per KV head, with R rows (queries of all requests times heads of a group), a prefix of n keys and m own keys each: it reads
     2nd of the prefix for each tile of up to 128 rows, and 2md of each request's own.
 
-    Each chunk of 512 keys reads its rows' queries, and writes d + 1 float32 a row. The merge reads these.
+    Each chunk of keys, 2,048 of the prefix or 512 own ones, reads its rows' queries, and writes d + 1 float32 a row. The merge
+    reads these.
     """
     p, t = problem, book.tensors
     of_prefix, of_suffix = parts(p, tile)
@@ -28,7 +29,7 @@ def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bo
         (suffix, "cascade_suffix", ("k", "v"), of_suffix),
     ):
         blocks = s.problem.batch * p.kv_heads * s.row_tiles * n
-        book.launch(launch, blocks, padded(s.tile.rows) // 16, config.heads_together, sram_bytes(p, s.tile))
+        book.launch(launch, blocks, warps(s), config.heads_together, sram_bytes(p, s.tile))
         _count_side(book, s, *names, n)
 
     rows, n = heads * p.len_q, of_prefix + of_suffix
@@ -52,7 +53,7 @@ def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bo
 def _count_side(book: Book, s: Splits, k: str, v: str, parts: int) -> None:
     """One side's launch: all chunks of its keys, for all of its rows."""
     p, tile, t, es, d = s.problem, s.tile, book.tensors, s.problem.itemsize, s.problem.head_dim_v
-    heads, rows, cols, w = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols), padded(tile.rows) // 16
+    heads, rows, cols, w = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols), warps(s)
     q_tile, k_tile, v_tile = rows * padded(p.head_dim) * es, cols * padded(p.head_dim) * es, cols * padded(d) * es
     blocks = heads * s.row_tiles * parts
 

@@ -55,10 +55,13 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         merged_rows += heads * int(inside[split].sum())
         parts += heads * int((chunks * inside)[split].sum())  # of all rows
 
-    boxes = tiles * tile.cols * round_up(p.head_dim, PANEL) * es
-    book.add("load_latent", "latent", hbm_read=boxes if p.page_size is None else keys * t["latent"].row_bytes)
+    wide = round_up(p.head_dim, PANEL) * es
+    in_boxes = p.page_size is None or config.page_box > 0
+    book.add("load_latent", "latent", hbm_read=tiles * tile.cols * wide if in_boxes else keys * t["latent"].row_bytes)
     if p.page_size is not None:
         count_look_ups(book, "load_latent", s, config)
+    if config.page_box:
+        book.add("load_latent", "latent", sram_write=(tiles * tile.cols - keys) * wide)  # rows that are cleared
     if seen:
         begin, end = min(first for first, _ in seen) * tile.cols, max(stop for _, stop in seen) * tile.cols
         book.distinct("latent", "read", heads * (min(end, p.len_kv) - begin) * t["latent"].row_bytes)

@@ -43,12 +43,15 @@ def count_drafts(book: Book, step: str, s: Splits, config: Config) -> None:
 
 
 def count_look_ups(book: Book, step: str, s: Splits, config: Config) -> None:
-    """What the warps read of the block table: an entry for each page that a warp's keys of a tile touch."""
+    """What is read of the block table: an entry for each box, or for each page that a warp's keys of a tile touch."""
     p, size, cols = s.problem, s.problem.page_size or 1, s.tile.cols
     heads, n, first, last = p.batch * p.kv_heads, p.len_kv, p.len_kv, 0
     for _, begin, stop in s.spans():
         ends = np.minimum(stop * cols, n)
-        looked = entries(ends, size, cols, config.readers) - entries(begin * cols, size, cols, config.readers)
+        if config.page_box:
+            looked = -(-ends // config.page_box) - begin * cols // config.page_box
+        else:
+            looked = entries(ends, size, cols, config.readers) - entries(begin * cols, size, cols, config.readers)
         book.add(step, "block_table", hbm_read=4 * heads * int(looked.sum()))
         if (seen := begin < stop).any():
             first, last = min(first, int(begin[seen].min()) * cols), max(last, int(ends.max()))

@@ -20,8 +20,9 @@ from simulator.programs.flash_decoding import Splits
 from simulator.programs.scores import join_sink, of_head
 from simulator.tensors import HbmTensor
 
-CHUNK = 512
-"""Keys of a chunk, whatever the tile is."""
+PREFIX_CHUNK, SUFFIX_CHUNK = 2048, 512
+"""Keys of a chunk, whatever the tile is. Many rows share those of the prefix: so few long chunks keep all SMs busy, and leave few
+partial results."""
 STAGES = 2
 ROWS = (16, 32, 64, 128)
 """The rows that a default tile may have: a warp for each 16."""
@@ -30,7 +31,7 @@ ROWS = (16, 32, 64, 128)
 def accepts(tile: Tile, problem: Problem) -> str | None:
     """None for a tile whose rows a block's warps share out, 16 each, else what is accepted."""
     most = 64 if padded(problem.head_dim) <= 128 else 32
-    if tile.rows in ROWS and tile.cols % 16 == 0 and CHUNK % tile.cols == 0 and tile.cols <= most:
+    if tile.rows in ROWS and tile.cols % 16 == 0 and SUFFIX_CHUNK % tile.cols == 0 and tile.cols <= most:
         return None
     return f"16, 32, 64 or 128 rows, 16 for each warp, and 16, 32 or 64 columns, up to {most} with this head dim"
 
@@ -48,8 +49,19 @@ def splits(problem: Problem, tile: Tile) -> tuple[Splits, Splits]:
     """How prefix and suffix are split into chunks. A request's own queries are fewer, and so are the rows of their tiles."""
     prefix, suffix = Sides.of(problem)
     own = Tile(rows_for(suffix.len_q * suffix.queries_per_kv, tile.rows), tile.cols)
-    chunk = max(1, CHUNK // tile.cols)
-    return Splits(prefix, tile, 1, chunk), Splits(suffix, own, 1, chunk)
+    of_prefix, of_suffix = (max(1, chunk // tile.cols) for chunk in (PREFIX_CHUNK, SUFFIX_CHUNK))
+    return Splits(prefix, tile, 1, of_prefix), Splits(suffix, own, 1, of_suffix)
+
+
+def warp_rows(s: Splits) -> int:
+    """Rows of a warp: 16, and 32 of a full tile, if that many outputs have room in its registers."""
+    full = padded(s.tile.rows) >= ROWS[-1] and padded(max(s.problem.head_dim, s.problem.head_dim_v)) <= 128
+    return 32 if full else 16
+
+
+def warps(s: Splits) -> int:
+    """Warps of a block: they split its rows."""
+    return padded(s.tile.rows) // warp_rows(s)
 
 
 def parts_of(s: Splits) -> int:
@@ -84,8 +96,14 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     for chosen in candidates:
         if sram_bytes(problem, chosen) <= device.sram_per_block:
             prefix, suffix = splits(problem, chosen)
-            constants = (("SUFFIX_ROWS", suffix.tile.rows), ("TILES_PER_CHUNK", prefix.chunk), *features(problem))
-            return Config(tile=chosen, warps=padded(chosen.rows) // 16, stages=STAGES, constants=constants)
+            constants = (
+                ("WARP_ROWS", warp_rows(prefix)),
+                ("PREFIX_TILES", prefix.chunk),
+                ("SUFFIX_ROWS", suffix.tile.rows),
+                ("SUFFIX_TILES", suffix.chunk),
+                *features(problem),
+            )
+            return Config(tile=chosen, warps=warps(prefix), stages=STAGES, constants=constants)
     needed = sram_bytes(problem, candidates[-1])
     raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
 
@@ -97,8 +115,9 @@ def cascade(
     """Cascade inference (FlashInfer, arXiv 2501.01005), in chunks as Flash-Decoding has them.
 
     q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); k_prefix, v_prefix (1, kv_heads, len_prefix, d); lse (batch,
-    heads, len_q) float32, natural logarithm. There is a block per KV head, tile of rows and chunk of 512 keys. Rows are heads of a
-    group and queries: those of all requests over the prefix, those of one over its own keys. Warps split the rows.
+    heads, len_q) float32, natural logarithm. There is a block per KV head, tile of rows, and chunk of keys: 2,048 of the prefix, or
+    512 own ones. Rows are heads of a group and queries: those of all requests over the prefix, those of one over its own keys.
+    Warps split the rows.
     """
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     of_prefix, of_suffix = parts(problem, tile)
@@ -111,7 +130,7 @@ def cascade(
         (suffix, k, v, of_prefix, of_suffix),
     ):
         together = side is prefix
-        rows, w = side.tile.rows, padded(side.tile.rows) // 16
+        rows, w = side.tile.rows, warps(side)
         queries, to, to_lse = (m.packed(x, together=together) for x in (q, partial, partial_lse))
         launch = "cascade_prefix" if together else "cascade_suffix"
         for block in m.launch(launch, rows=side.row_tiles, cols=n, walk=side.tiles_of, of=queries, warps=w):
@@ -177,7 +196,7 @@ _PART = {
     "load_q": "Fetch the queries of all heads that share this KV head, of many requests: they are rows of one tile.",
     "load_k": "Fetch the next tile of the prefix's keys, a tile ahead. It is fetched once for all of these rows.",
     "load_v": "Fetch the values of the same keys.",
-    "scores": "Multiply the queries by the keys. Each warp has 16 rows, and all keys.",
+    "scores": "Multiply the queries by the keys. Each warp has 16 or 32 rows, and all keys.",
     "mask": "Set the scores beyond the last key to −∞, so that their exponential is 0.",
     "softmax": "The new row maximum m, and P = exp(S − m).",
     "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α.",

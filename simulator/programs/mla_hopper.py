@@ -88,8 +88,9 @@ def attend(
 
     q (batch, heads, len_q, 576); latent (batch, 1, len_kv, 576); out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32,
     natural logarithm. There is one unit of work per row tile and chunk of 1,024 keys. Latent rows come in boxes of `panel` columns,
-    or row by row. One warpgroup computes S, and hands on P, and what the output of the tiles before is multiplied with. Two
-    warpgroups compute the output, each for half of its columns.
+    or row by row. In pages, a box lies in one page, and rows behind the last key are cleared. One warpgroup computes S, and hands
+    on P, and what the output of the tiles before is multiplied with. Two warpgroups compute the output, each for half of its
+    columns.
     """
     s, d = splits(problem, tile), problem.head_dim_v
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
@@ -112,8 +113,9 @@ def attend(
         acc = block.full(tile.rows, d, 0.0)
         for j in block.walk:
             block.step("load_latent")
-            block.look_up(latent, j, tile.cols)  # where it lies in pages
-            k_j = block.load(latent, j, tile.cols, stages=STAGES, panel=panel)
+            box = m.config.page_box
+            block.look_up(latent, j, tile.cols, box=box)  # where it lies in pages
+            k_j = block.load(latent, j, tile.cols, stages=STAGES, panel=panel, clear=box > 0)
             block.step("scores")
             x = block.matmul(q_i, k_j.T, split=("rows", 1), scale=problem.scale)
             block.step("mask")

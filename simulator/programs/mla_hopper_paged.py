@@ -11,14 +11,18 @@ from simulator.operations.latent import PAGED_LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import mla_hopper
+from simulator.programs.flash3 import PANEL
+from simulator.programs.flash3_paged import box_rows
 from simulator.programs.flash_decoding import PASSES
 from simulator.tensors import HbmTensor
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """As mla_hopper's, so that its bits are the same."""
+    """As mla_hopper's, so that its bits are the same. Where a page fills a tile, or a tile pages, TMA brings boxes."""
     plain = mla_hopper.configure(problem, device, tile)
-    return replace(plain, walks=PASSES * mla_hopper.WARPS, constants=(*plain.constants, ("PAGED", 1)))
+    box = box_rows(problem, plain.tile)
+    constants = (*plain.constants, ("PAGED", 1), *([("PAGE_BOX", box)] if box else []))
+    return replace(plain, walks=PASSES * mla_hopper.WARPS, constants=constants)
 
 
 @program(configure=configure, operation=PAGED_LATENT)
@@ -28,10 +32,11 @@ def mla_hopper_paged(
     """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), on Hopper, over pages: see `mla_hopper.attend`.
 
     q (batch, heads, len_q, 576); latent (pages, 1, page_size, 576); block_table (batch, pages of a request) int32; seq_lens (batch)
-    int32; out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32. Two warps fetch a tile, row by row: TMA's boxes would
-    bring rows of a page that are nobody's.
+    int32; out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32. A warp asks TMA for the boxes of a
+    tile, or two warps fetch it, row by row.
     """
-    return mla_hopper.attend(m, "mla_hopper_paged", q, m.paged(latent, block_table), problem, tile, panel=None)
+    panel = PANEL if m.config.page_box else None
+    return mla_hopper.attend(m, "mla_hopper_paged", q, m.paged(latent, block_table), problem, tile, panel)
 
 
 _MERGE = mla_hopper.ABOUT["mla_hopper_merge"]
@@ -39,7 +44,7 @@ ABOUT = {
     "mla_hopper_paged": mla_hopper.ABOUT["mla_hopper"]
     | {
         "load_q": "Find the unit from the lengths of all requests. Fetch the queries of up to 64 heads.",
-        "load_latent": "Two warps look the pages of the next tile's rows up, and fetch the rows: once, as K and as V.",
+        "load_latent": "Look the pages of the next tile up. TMA brings boxes of them, or warps fetch rows: once, as K and as V.",
     },
     "mla_hopper_paged_merge": _MERGE | {"merge": f"Look the request's length up. {_MERGE['merge']}"},
 }

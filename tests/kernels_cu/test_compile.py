@@ -64,11 +64,12 @@ SPILL = [
     *(("paged", dtype, 256, arch) for dtype in ("float16", "bfloat16") for arch in ("sm_75", "sm_89")),
     *(("paged", "float32", head_dim, "sm_75") for head_dim in (64, 128)),
     *(("paged", "float32", 256, arch) for arch in DEVICES),
+    *(("cascade", dtype, 128, arch) for dtype in ("float16", "bfloat16") for arch in ("sm_80", "sm_89", "sm_90")),
 ]
 """A backward pass's dK, dV and dQ take up to 192 of a thread's 255 registers, and more where SRAM leaves room for few warps or
 none. flash_decoding asks for 16 partial results at once, and where rows are long and warps are few they fill the registers. In
 pages its warps also keep where the rows of a chunk lie: with 32 rows of Q (here) these are 32 bytes too many on Hopper in 16
-bits."""
+bits. A warp of cascade has 32 rows of a prefix's tile: S and O take 192 registers, and one or two of the others are set aside."""
 MATRIX = [
     case
     for name, row in WITH_KERNELS.items()

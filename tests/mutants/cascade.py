@@ -13,14 +13,18 @@ KERNEL = "kernels_cu/cascade.cu"
 CASES: dict[str, dict[str, Any]] = {
     "requests": {"batch": 3, "len_kv": 20, "len_prefix": 45},
     "causal": {"batch": 3, "len_q": 3, "len_kv": 20, "len_prefix": 70, "causal": True},
-    "chunks": {"batch": 2, "len_kv": 520, "len_prefix": 1030},
+    "chunks": {"batch": 2, "len_kv": 520, "len_prefix": 2060},
+    "full tiles": {"batch": 35, "len_q": 2, "len_kv": 20, "len_prefix": 70},
     "row tiles": {"batch": 9, "len_q": 2, "len_kv": 9, "len_prefix": 20},
     "sinks": {"batch": 2, "len_kv": 20, "len_prefix": 45, "sinks": True},
     "no own keys": {"batch": 2, "len_kv": 0, "len_prefix": 20},
     "no keys": {"batch": 2, "len_kv": 0, "len_prefix": 0},
     "hidden rows": {"batch": 2, "len_q": 9, "len_kv": 3, "len_prefix": 20, "causal": True},
 }
-"""Two KV heads of two heads each, with tiles of 32 rows and 32 keys."""
+"""Two KV heads of two heads each."""
+
+TILES = {"full tiles": (128, 32)}
+"""The tiles of cases whose tiles don't have 32 rows and 32 keys. Of 128 rows a warp has 32, else 16."""
 
 
 def problem(case: str) -> fl.Problem:
@@ -56,7 +60,7 @@ KERNELS = [
     mutant("all KV heads the first", "chunk = rest - heads * chunks, kv_head = heads % shape.kv_heads",
            "chunk = rest - heads * chunks, kv_head = 0 * heads", "misuse"),
     mutant("the causal mask on the prefix", "own.left = own.right = 1 << 30;", "", "rule", "causal"),
-    mutant("no causal mask on own keys", "if (j < full.first || j > full.last)", "if (false)", "rule", "causal", step="mask"),
+    mutant("no causal mask on own keys", "if (j > last_full)", "if (false)", "rule", "causal", step="mask"),
     mutant("each row its own query", "2 * (opaque(lane_id()) % 4), place.group)", "2 * (opaque(lane_id()) % 4), 1)", "rule",
            "causal", step="mask"),
     mutant("only the first request's queries at the prefix", "own.batch = 1, own.len_q = shape.batch * shape.len_q,",
@@ -67,8 +71,8 @@ KERNELS = [
            step="store_part"),
     mutant("parts of a chunk over one another", "first_part + place.chunk, to.query", "first_part, to.query", "misuse", "chunks"),
     mutant("own parts over the prefix's", "shape, shape, parts.of_prefix,", "shape, shape, 0,", "misuse"),
-    mutant("a part of no keys that weighs", "(m[half] + log2_approx(sum)) * LN2);",
-           "sum > 0 ? (m[half] + log2_approx(sum)) * LN2 : 0);", "rule", "no own keys", step="store_part"),
+    mutant("a part of no keys that weighs", "(m[i][half] + log2_approx(sum)) * LN2);",
+           "sum > 0 ? (m[i][half] + log2_approx(sum)) * LN2 : 0);", "rule", "no own keys", step="store_part"),
     mutant("a sum of 0 inverted", "sum > 0 ? reciprocal(sum) : 0", "reciprocal(sum)", "rule", "hidden rows", step="store_part"),
     mutant("the merge of nothing inverts 0", "l > 0 ? alpha * reciprocal(l) : 0", "alpha * reciprocal(l)", "rule", "no keys",
            step="normalize"),
@@ -85,7 +89,12 @@ KERNELS = [
            step="load_k"),
     mutant("the values of the tile before", "load_b_columns(v_tile(j), key", "load_b_columns(v_tile(j + 1), key", "misuse",
            step="output"),
-    mutant("the sum isn't rescaled", "l[0] *= alpha[0], l[1] *= alpha[1];", "", "rule", "causal", step="rescale"),
+    mutant("the sum isn't rescaled", "l[i][0] *= alpha[i][0], l[i][1] *= alpha[i][1];", "", "rule", "causal", step="rescale"),
+    mutant("16 rows with the queries of others", "load_a(q_rows, 16 * i, d)", "load_a(q_rows, 0, d)", "rule", "full tiles",
+           step="scores"),
+    mutant("16 rows written over others", "row = warp_row + 16 * i + lane_id()", "row = warp_row + lane_id()", "misuse",
+           "full tiles", step="store_part"),
+    mutant("chunks of the prefix as long as own ones", "PREFIX ? PREFIX_TILES : SUFFIX_TILES", "SUFFIX_TILES", "rule", "chunks"),
     mutant("two rows with one maximum", "c * quad_max(top)", "c * quad_max(fmaxf(top, shuffle_xor(top, 8)))", "requests",
            step="softmax"),
     mutant("all tiles the first rows", "first_row = (blockIdx.x - rest * row_tiles) * tile_rows", "first_row = 0 * tile_rows",

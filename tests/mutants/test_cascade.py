@@ -14,7 +14,7 @@ from flashlab.run.emulated import emulate_problem
 from flashlab.verify.shared import some_of
 from simulator.operations.cascade import CASCADE
 from tests.mutants.backward import KernelMutant
-from tests.mutants.cascade import CASES, KERNELS, problem
+from tests.mutants.cascade import CASES, KERNELS, TILES, problem
 from tests.simulator.test_latent import within
 from tests.tiers import one_of_each
 
@@ -26,8 +26,9 @@ def found(case: str) -> set[str]:
     """What is wrong with a run, by the names of the checks."""
     p = problem(case)
     arrays: Any = CASCADE.draw(p, 1)
-    run = emulate_problem(ROW, p, arrays, lse=True, tile=(32, 32))
-    alone = emulate_problem(ROW, *some_of(p, arrays, [1]), lse=True, tile=(32, 32))
+    tile = TILES.get(case, (32, 32))
+    run = emulate_problem(ROW, p, arrays, lse=True, tile=tile)
+    alone = emulate_problem(ROW, *some_of(p, arrays, [1]), lse=True, tile=tile)
     same = all(x[1:2].tobytes() == alone.outputs[name].tobytes() for name, x in run.outputs.items())
     findings = {"misuse": run.findings or run.unwritten, "bytes": run.differences, "requests": not same}
     wrong = {name for name, lines in findings.items() if lines}

@@ -22,8 +22,8 @@ TILES = st.sampled_from([None, (16, 32), (32, 64), (16, 16), (5, 7)])
 
 @st.composite
 def problems(draw: st.DrawFn) -> fl.Problem:
-    """Some requests with few queries, and up to three chunks of 512 keys on either side, or none."""
-    keys = st.integers(0, 90) | st.sampled_from([0, 1, 511, 512, 513, 1030])
+    """Some requests with few queries, and up to three chunks of keys on either side, or none."""
+    keys = st.integers(0, 90) | st.sampled_from([0, 1, 511, 512, 513, 1030, 2049])
     kv_heads = draw(st.integers(1, 2))
     return fl.Problem(
         batch=draw(st.integers(1, 5)), heads=kv_heads * draw(st.sampled_from([1, 2, 5])), kv_heads=kv_heads,
