@@ -40,18 +40,17 @@ DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int
     tma_load(tile.panel(i), map, batch, head, first_row, i * TileT::PANEL_COLUMNS, full, hint);
 }
 
-// A tile of queries of one of the group's heads, which is numbered among those of all batches. A block goes from one to the next, and
-// from the last to the first, until it is where it began. Blocks that take turns go from the last to the first: under a causal mask
-// all of them see the last queries, so they begin together, and nobody waits for another to walk a long way.
+// A tile of queries of one of the group's heads, which is numbered among those of all batches. A block visits them from the first to
+// the last. But blocks that take turns go from the last to the first: under a causal mask all of them see the last queries, so they
+// begin together, and nobody waits for another to walk a long way.
 struct Visit {
-  int head, i, begin;
+  int head, i;
 
   DEVICE void advance(Keys tiles) {
     if constexpr (IN_TURN) {
       if (--i < tiles.first) ++head, i = tiles.last;
     } else {
-      if (++i > tiles.last) i = tiles.first;
-      if (i == begin) ++head;
+      if (++i > tiles.last) ++head, i = tiles.first;
     }
   }
 };
@@ -67,16 +66,7 @@ struct alignas(16) Work {
 
   DEVICE bool left(Visit at) const { return at.head < end; }
   DEVICE bool seen() const { return tiles.first <= tiles.last; }
-  // Where all blocks see the same queries, each begins with others: else many would add to the same rows of dQ at once.
-  DEVICE int begin(const Shape& shape) const {
-    if constexpr (IN_TURN) return tiles.last;
-    const bool masked = shape.left < 1 << 30 || shape.right < 1 << 30;
-    return masked || !seen() ? tiles.first : tiles.first + first_key / BC % (tiles.last - tiles.first + 1);
-  }
-  DEVICE Visit first(const Shape& shape) const {
-    const int i = begin(shape);
-    return {seen() ? end - members_of(shape) : end, i, i};
-  }
+  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - members_of(shape) : end, IN_TURN ? tiles.last : tiles.first}; }
   DEVICE int kv_head(const Shape& shape) const { return (end - 1) / (shape.heads / shape.kv_heads); }
   DEVICE int part(const Shape& shape) const { return (end - 1) / members_of(shape); }  // among those of all KV heads
 };
