@@ -7,12 +7,12 @@
 // Three launches. The first two do the same, over the prefix and over each request's own keys: a block has a tile of rows and a chunk
 // of keys, 2,048 of the prefix or 512 own ones, which begins at a multiple of its size. Rows are the heads of a group and queries: row
 // r is head r % G of token r / G. To the prefix, the queries of all requests are tokens of one, so their tiles are full and the prefix
-// is read once for up to 128 rows. Then a warp has 32 rows, so every fragment of K and V that is read feeds two products.
+// is read once for up to 128 rows. Of a full tile a warp has 32 rows: every fragment of K and V that is read feeds two products.
 // Each row's output over a chunk goes to HBM with its LSE. In the third launch a warp has a row, and merges what there is of it, the
 // prefix first. So a row has the same bits whatever the batch: warps split rows, and no row's sums depend on another.
 //
 //   SRAM        Q  ROWS x D | K, V  2 x (BC x D) each
-//   registers   per warp O  WARP_ROWS x D and S  WARP_ROWS x BC in float32
+//   registers   of a warp with 16 or 32 rows: O  rows x D and S  rows x BC in float32
 //
 // Expected: the bandwidth of DRAM binds, over the requests' own keys; over the prefix, from about 100 rows on, the tensor cores. One
 // launch that computed a row's own keys and merged at once would save the way of one partial result to HBM and back.
@@ -23,7 +23,8 @@
 constexpr int TURNS = (HEAD_DIM + 127) / 128;  // a lane has four columns of each 128
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;
 static_assert(FL_DTYPE != 0 && STAGES == 2, "16 bits, and two tiles");
-static_assert(BR % WARP_ROWS == 0 && WARP_ROWS % 16 == 0 && SUFFIX_ROWS % 16 == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
+static_assert(BR % PREFIX_WARP_ROWS == 0 && SUFFIX_ROWS % SUFFIX_WARP_ROWS == 0, "warps share out all rows");
+static_assert(BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
 
 // The partial results of a row: of the prefix's chunks, and of its own. Of these there is one even if there are no keys.
 struct Parts {
@@ -238,15 +239,15 @@ DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* par
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BR / WARP_ROWS * 32)
+extern "C" __global__ void __launch_bounds__(BR / PREFIX_WARP_ROWS * 32)
 cascade_prefix(const Tensor q, const Tensor k_prefix, const Tensor v_prefix, float* partial, float* partial_lse, const Shape shape) {
-  attend<BR, WARP_ROWS, true>(q, k_prefix, v_prefix, partial, partial_lse, shape, prefix_of(shape), 0, Parts(shape).of_prefix);
+  attend<BR, PREFIX_WARP_ROWS, true>(q, k_prefix, v_prefix, partial, partial_lse, shape, prefix_of(shape), 0, Parts(shape).of_prefix);
 }
 
-extern "C" __global__ void __launch_bounds__(SUFFIX_ROWS * 2)
+extern "C" __global__ void __launch_bounds__(SUFFIX_ROWS / SUFFIX_WARP_ROWS * 32)
 cascade_suffix(const Tensor q, const Tensor k, const Tensor v, float* partial, float* partial_lse, const Shape shape) {
   const Parts parts(shape);
-  attend<SUFFIX_ROWS, 16, false>(q, k, v, partial, partial_lse, shape, shape, parts.of_prefix, parts.all - parts.of_prefix);
+  attend<SUFFIX_ROWS, SUFFIX_WARP_ROWS, false>(q, k, v, partial, partial_lse, shape, shape, parts.of_prefix, parts.all - parts.of_prefix);
 }
 
 extern "C" __global__ void __launch_bounds__(32)

@@ -240,7 +240,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     shared: dict[str, Any] = {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 3, "head_dim": 64}
     prefixes: dict[str, dict[str, Any]] = {
         **plain,
-        "chunks, causal": {**shared, "len_kv": 70, "len_prefix": 700, "causal": True},
+        "chunks, causal": {**shared, "len_kv": 70, "len_prefix": 2100, "causal": True},
         "no prefix, sinks": {**shared, "len_kv": 600, "len_prefix": 0, "sinks": True},
         "no own keys": {**shared, "len_kv": 0, "len_prefix": 99},
     }

@@ -65,12 +65,13 @@ class CascadeAttention(Operation):
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "one request": {"heads": 2, "len_q": 1, "len_kv": 40, "len_prefix": 200},
         "requests, GQA": {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 1, "len_kv": 30, "len_prefix": 130},
-        "chunks": {"batch": 2, "heads": 2, "len_q": 1, "len_kv": 520, "len_prefix": 1030},
+        "chunks": {"batch": 2, "heads": 2, "len_q": 1, "len_kv": 520, "len_prefix": 2060},
         "tiles of rows": {"batch": 9, "heads": 8, "kv_heads": 1, "len_q": 2, "len_kv": 20, "len_prefix": 70},
         "several new tokens, causal": {
             "batch": 3, "heads": 4, "kv_heads": 1, "len_q": 5, "len_kv": 70, "len_prefix": 33, "causal": True,
         },
         "fewer own keys than queries, causal": {"batch": 2, "heads": 2, "len_q": 20, "len_kv": 7, "len_prefix": 50, "causal": True},
+        "many new tokens": {"batch": 1, "heads": 2, "kv_heads": 1, "len_q": 70, "len_kv": 90, "len_prefix": 40},
         "no prefix": {"batch": 2, "heads": 2, "len_q": 1, "len_kv": 60, "len_prefix": 0},
         "no own keys": {"batch": 3, "heads": 2, "len_q": 1, "len_kv": 0, "len_prefix": 60},
         "head dim 128, a scale": {

@@ -97,10 +97,11 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         if sram_bytes(problem, chosen) <= device.sram_per_block:
             prefix, suffix = splits(problem, chosen)
             constants = (
-                ("WARP_ROWS", warp_rows(prefix)),
                 ("PREFIX_TILES", prefix.chunk),
+                ("PREFIX_WARP_ROWS", warp_rows(prefix)),
                 ("SUFFIX_ROWS", suffix.tile.rows),
                 ("SUFFIX_TILES", suffix.chunk),
+                ("SUFFIX_WARP_ROWS", warp_rows(suffix)),
                 *features(problem),
             )
             return Config(tile=chosen, warps=warps(prefix), stages=STAGES, constants=constants)

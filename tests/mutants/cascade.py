@@ -15,6 +15,7 @@ CASES: dict[str, dict[str, Any]] = {
     "causal": {"batch": 3, "len_q": 3, "len_kv": 20, "len_prefix": 70, "causal": True},
     "chunks": {"batch": 2, "len_kv": 520, "len_prefix": 2060},
     "full tiles": {"batch": 35, "len_q": 2, "len_kv": 20, "len_prefix": 70},
+    "full tiles of own queries": {"batch": 2, "len_q": 50, "len_kv": 20, "len_prefix": 70},
     "row tiles": {"batch": 9, "len_q": 2, "len_kv": 9, "len_prefix": 20},
     "sinks": {"batch": 2, "len_kv": 20, "len_prefix": 45, "sinks": True},
     "no own keys": {"batch": 2, "len_kv": 0, "len_prefix": 20},
@@ -23,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """Two KV heads of two heads each."""
 
-TILES = {"full tiles": (128, 32)}
+TILES = {"full tiles": (128, 32), "full tiles of own queries": (128, 32)}
 """The tiles of cases whose tiles don't have 32 rows and 32 keys. Of 128 rows a warp has 32, else 16."""
 
 
@@ -94,6 +95,8 @@ KERNELS = [
            step="scores"),
     mutant("16 rows written over others", "row = warp_row + 16 * i + lane_id()", "row = warp_row + lane_id()", "misuse",
            "full tiles", step="store_part"),
+    mutant("own queries for twice as many warps", "attend<SUFFIX_ROWS, SUFFIX_WARP_ROWS, false>", "attend<SUFFIX_ROWS, 16, false>",
+           "misuse", "full tiles of own queries"),
     mutant("chunks of the prefix as long as own ones", "PREFIX ? PREFIX_TILES : SUFFIX_TILES", "SUFFIX_TILES", "rule", "chunks"),
     mutant("two rows with one maximum", "c * quad_max(top)", "c * quad_max(fmaxf(top, shuffle_xor(top, 8)))", "requests",
            step="softmax"),
