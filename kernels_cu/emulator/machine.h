@@ -39,7 +39,7 @@ enum class Wait { nothing, collective, barrier, grid, mbarrier, warpgroup, regis
 // The operands of a collective: a lane's inputs and its results.
 struct Operands {
   std::uint64_t in[5], out[4];
-  struct { std::uint32_t a[4], b[2]; float c[4]; } mma;  // this lane's part of A, B and C in mma.sync m16n8k16
+  struct { std::uint32_t a[4], b[2]; float c[4]; int together; } mma;  // this lane's part of A, B and C in mma.sync m16n8k16
 };
 
 // Work that is done for the whole warp when its last lane arrives. The lanes in `mask` take part.

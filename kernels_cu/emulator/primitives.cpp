@@ -225,30 +225,34 @@ static void mma_of_warp(Warp& warp, unsigned) {
     }
     for (int i = 0; i < 2; ++i) b[2 * t + 8 * i][g] = low(x.b[i]), b[2 * t + 8 * i + 1][g] = high(x.b[i]);
   }
-  for (int row = 0; row < 16; ++row) {  // a sum of its own, as the tensor cores have it: it rounds to the accumulator once
-    float sum[8] = {};
-    for (int k = 0; k < 16; ++k)
-      for (int column = 0; column < 8; ++column) sum[column] += a[row][k] * b[k][column];
-    for (int column = 0; column < 8; ++column) c[row][column] += sum[column];
-  }
+  const int together = warp.lanes[0]->operands.mma.together;
+  for (int row = 0; row < 16; ++row)
+    for (int first = 0; first < 16; first += together) {  // a sum of its own, as the tensor cores have it: it rounds to c once
+      float sum[8] = {};
+      for (int k = first; k < first + together; ++k)
+        for (int column = 0; column < 8; ++column) sum[column] += a[row][k] * b[k][column];
+      for (int column = 0; column < 8; ++column) c[row][column] += sum[column];
+    }
   for (int lane = 0; lane < WARP; ++lane)
     for (int i = 0; i < 4; ++i) warp.lanes[lane]->operands.mma.c[i] = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
   warp.block->counters.flops += 2 * 16 * 8 * 16;
 }
 
 template <float (*FLOAT)(std::uint16_t)>
-static void mma(float* c, const unsigned* a, unsigned b0, unsigned b1, Place place) {
+static void mma(float* c, const unsigned* a, unsigned b0, unsigned b1, int together, Place place) {
   Lane& lane = current_lane();
   auto& x = lane.operands.mma;
   std::memcpy(x.a, a, sizeof x.a);
   std::memcpy(x.c, c, sizeof x.c);
-  x.b[0] = b0, x.b[1] = b1;
+  x.b[0] = b0, x.b[1] = b1, x.together = together;
   meet(mma_of_warp<FLOAT>, "mma", ALL_LANES, true, place);
   std::memcpy(c, x.c, sizeof x.c);
 }
 
-void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1) { mma<float_of_f16>(c, a, b0, b1, HERE); }
-void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1) { mma<float_of_bf16>(c, a, b0, b1, HERE); }
+void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1, int together) {
+  mma<float_of_f16>(c, a, b0, b1, together, HERE);
+}
+void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1) { mma<float_of_bf16>(c, a, b0, b1, 16, HERE); }
 
 // Collectives
 

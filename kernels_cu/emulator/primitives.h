@@ -23,7 +23,8 @@ void emu_ldmatrix(unsigned* r, unsigned address, int transposed);
 void emu_ptx_ldmatrix(unsigned* r, unsigned address, int count, int transposed);
 // An 8 x 8 matrix of b16 in registers, transposed.
 unsigned emu_ptx_movmatrix(unsigned r);
-void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1);
+// Of float16, `together` (16 or 8) products are added up before the accumulator is: as many as an instruction of the GPU has.
+void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1, int together = 16);
 void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 
 // mbarriers. An arrival may expect bytes. A wait is for the phase with a parity, and may return before it is over (0).

@@ -38,7 +38,7 @@ DEVICE void ldmatrix_transposed(unsigned (&r)[4], unsigned address) {
 // c (16 x 8) += a (16 x 16) · b (16 x 8; two registers).
 DEVICE void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #ifdef EMULATOR
-  FL_DTYPE == 2 ? emu_mma_bf16(c, a, b0, b1) : emu_mma_f16(c, a, b0, b1);
+  FL_DTYPE == 2 ? emu_mma_bf16(c, a, b0, b1) : emu_mma_f16(c, a, b0, b1, __CUDA_ARCH__ >= 800 ? 16 : 8);
 #elif FL_DTYPE == 2
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
