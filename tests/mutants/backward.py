@@ -581,8 +581,8 @@ KERNELS = [
                 mechanism="empty places not left", old="if (RAGGED && own.first_row >= own.keys) return;", new="", check="misuse",
             ),
             KernelMutant(
-                mechanism="the LSE and D of the first sequence", step="load_kv", old="+ row; };", new="+ row - queries_before; };",
-                check="sequences",
+                mechanism="the LSE and D of the first sequence", old="row_of(ahead.head, first_row)",
+                new="row_of(ahead.head, first_query)", check="sequences",
             ),
         )
     ),
