@@ -12,11 +12,13 @@ from flashlab.measure import append, decoding, results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decoding.md"
+DEVICE = "h200"
+"""Tables of speed are of this one."""
 
 
 def timed(algorithm: str, condition: str | None = None) -> str:
     """A table of an algorithm's cells beside others' kernels and a plain read."""
-    found = results.find(ROOT / results.FOLDER, kind="decoding", algorithm=algorithm)
+    found = results.find(ROOT / results.FOLDER, kind="decoding", algorithm=algorithm, device=DEVICE)
     own = (r for r in reversed(found) if r.data["algorithm"] == algorithm and r.content["condition"] == condition)
     of = next(own, None)
     if of is None:
@@ -28,7 +30,8 @@ def timed(algorithm: str, condition: str | None = None) -> str:
 def appended() -> str:
     """A table of appends beside others' kernels."""
     found = results.find(ROOT / results.FOLDER, kind="append", algorithm="flash3_paged")
-    of = next((r for r in reversed(found) if r.data["algorithm"] == "flash3_paged"), None)
+    own = (r for r in reversed(found) if r.data["algorithm"] == "flash3_paged" and r.condition is None)
+    of = next(own, None)
     if of is None:
         return "This was not measured yet.\n"
     table = append.KIND.table(append.KIND.schema.model_validate(of.data))
