@@ -17,7 +17,7 @@ import kernels_cu
 from flashlab import cache
 from flashlab.run import nvrtc
 from flashlab.run.nvrtc import Compiled, compile_kernel, defines
-from simulator import CATALOGUE, Config, Device, Problem, Tile
+from simulator import CATALOGUE, Config, Device, Problem, Tile, count
 from simulator.catalogue import with_kernels
 from simulator.problem import SCORES
 from tests.patches import patched
@@ -132,6 +132,45 @@ def test_compiles_without_spills_or_warnings(case: tuple[str, str, int, str]) ->
     without_parts = [kernel for kernel in CATALOGUE[name].kernels if not kernel.parts]
     assert set(compiled.resources) == {kernel.entry for kernel in without_parts if kernel.source == source_of(name)}
     assert all(0 < each.registers <= 255 and each.static_smem == 0 for each in compiled.resources.values())
+
+
+@pytest.mark.parametrize("name", one_of_each(WITH_KERNELS, lambda _: None))
+def test_as_many_threads_are_launched_as_a_kernel_is_built_for(name: str) -> None:
+    """In every shape that the operation is verified in. With fewer, rows are left out, and CUDA doesn't mind."""
+    row, device = CATALOGUE[name], Device.named("h200")
+    kernels = {kernel.entry: kernel for kernel in row.kernels if kernel.language == "cuda"}
+    seen = set[tuple[str, tuple[str, ...]]]()
+    for shape in row.operation.shapes.values():
+        sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": row.dtypes[0], **shape}
+        problem = row.operation.fitted(Problem(**sizes))
+        if row.refuses(problem, device):
+            continue
+        counts = count(name, problem, device=device)
+        assert counts.config is not None
+        for launch in counts.launches:
+            source, options = kernels[launch.name].source, defines(counts.config, problem.dtype, problem.head_dim)
+            if (launch.name, options) not in seen:
+                seen.add((launch.name, options))
+                bounds = bounds_of(compile_kernel(source, options, arch="compute_90a").image)
+                assert bounds[launch.name] == 32 * launch.warps, str(problem)
+    assert seen
+
+
+def test_too_few_threads_would_be_found(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(INCLUDE.parent, tmp_path / "kernels_cu", ignore=shutil.ignore_patterns("emulator")))
+    text = kernels_cu.source("cascade").read_text(encoding="utf-8")
+    wrong = patched(
+        text, "__launch_bounds__(SUFFIX_ROWS / SUFFIX_WARP_ROWS * 32)", "__launch_bounds__(SUFFIX_ROWS * 2)"
+    )
+    (folder / "cascade.cu").write_text(wrong, encoding="utf-8")
+    with kernels_cu.sources_in(folder), pytest.raises(AssertionError, match="256 == "):
+        test_as_many_threads_are_launched_as_a_kernel_is_built_for("cascade")
+
+
+def bounds_of(ptx: bytes) -> dict[str, int]:
+    """The `__launch_bounds__` of each kernel."""
+    found = re.findall(rb"\.entry (\w+)\([^)]*\)\s*\.maxntid (\d+)", ptx)
+    return {name.decode(): int(threads) for name, threads in found}
 
 
 @pytest.mark.parametrize(
