@@ -589,8 +589,8 @@ using Pool = Tensor;
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-mla_hopper_paged(const Tensor q, const __grid_constant__ Pool latent, const Tensor out, float* lse, const int* block_table, const int* seq_lens,
-                 float* partial, float* partial_m, float* partial_l, const Shape shape) {
+mla_hopper_paged(const Tensor q, const __grid_constant__ Pool latent, const Tensor out, float* lse, const int* block_table,
+                 const int* seq_lens, float* partial, float* partial_m, float* partial_l, const Shape shape) {
   const Sram sram;
   open(sram);
   const Units units(shape, seq_lens);

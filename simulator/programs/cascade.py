@@ -25,15 +25,15 @@ PREFIX_CHUNK, SUFFIX_CHUNK = 2048, 512
 partial results."""
 STAGES = 2
 ROWS = (16, 32, 64, 128)
-"""The rows that a default tile may have: a warp for each 16."""
+"""The rows that a tile may have."""
 
 
 def accepts(tile: Tile, problem: Problem) -> str | None:
-    """None for a tile whose rows a block's warps share out, 16 each, else what is accepted."""
+    """None for a tile whose rows a block's warps share out, else what is accepted."""
     most = 64 if padded(problem.head_dim) <= 128 else 32
     if tile.rows in ROWS and tile.cols % 16 == 0 and SUFFIX_CHUNK % tile.cols == 0 and tile.cols <= most:
         return None
-    return f"16, 32, 64 or 128 rows, 16 for each warp, and 16, 32 or 64 columns, up to {most} with this head dim"
+    return f"16, 32, 64 or 128 rows, and 16, 32 or 64 columns, up to {most} with this head dim"
 
 
 def rows_for(packed: int, most: int = ROWS[-1]) -> int:
