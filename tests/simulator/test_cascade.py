@@ -145,7 +145,7 @@ def test_kernels_say_what_they_take() -> None:
     row = fl.CATALOGUE["cascade"]
     assert "the kernels need 8.0 or higher" in str(row.refuses(SMALL, fl.DEVICES["t4"]))
     assert row.refuses(SMALL, fl.DEVICES["h200"], fl.Tile(48, 32)) == (
-        "tile = '48x32': expected 16, 32, 64 or 128 rows, 16 for each warp, and 16, 32 or 64 columns, up to 64 with this head dim"
+        "tile = '48x32': expected 16, 32, 64 or 128 rows, and 16, 32 or 64 columns, up to 64 with this head dim"
     )
 
 
