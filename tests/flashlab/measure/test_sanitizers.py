@@ -154,7 +154,7 @@ def test_the_grid_asks_an_algorithm_for_what_it_knows_and_for_nothing_else(algor
     assert row.operation.in_pages == any(
         len(case.problem.lengths or ()) > 1 and case.problem.page_size for case in grid
     )
-    assert row.operation.shares_prefix == any(case.problem.len_prefix == 700 for case in grid)
+    assert row.operation.shares_prefix == any(case.problem.len_prefix == 2100 for case in grid)
 
 
 def test_no_compute_sanitizer_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
