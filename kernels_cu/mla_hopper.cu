@@ -28,6 +28,9 @@
 #ifndef PAGE_BOX
 #define PAGE_BOX 0  // rows of a page that TMA brings in one box; 0: rows are copied one by one
 #endif
+#ifndef FEW_CHUNKS
+#define FEW_CHUNKS 0  // 1: no row sees more than FEW chunks. Then a merge needs few registers, and more of them run at once
+#endif
 #include "clear.cuh"
 #include "divisor.cuh"
 #include "elements.cuh"
@@ -48,7 +51,8 @@ constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = PRODUCT / 8, P_STEPS = BC / 16
 constexpr int OUTPUT_WARPS = 8;
 constexpr int SLOT_WARPS = 2;  // that copy a tile from pages
 constexpr bool BOXES = !PAGED || PAGE_BOX;  // TMA brings tiles
-constexpr int MERGE_WARPS = 4, IN_FLIGHT = 16;  // of a row: warps with 128 columns each, and chunks that a warp asks for at once
+constexpr int MERGE_WARPS = 4;  // of a row, with 128 columns each
+constexpr int FEW = 4, MANY = 16;  // chunks that such a warp asks for at once
 static_assert(VALUE_DIM == MERGE_WARPS * 128, "a lane has four columns");
 constexpr float TAU = 8;  // a maximum may lag behind by so much: then exponentials reach 2^TAU, and nothing has to be rescaled
 
@@ -498,13 +502,13 @@ struct Accumulating {
       // step: store_partial
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float* to = here.partial + here.part_at(own_row(half)) * VALUE_DIM + first_column + 2 * (lane_id() % 4);
+        float* to = here.partial + here.part_at(own_row(half)) * VALUE_DIM + first_column + 4 * (lane_id() % 4);
         lanes_meet();
         if (own_row(half) >= place.rows) continue;
 #pragma unroll
-        for (int n = 0; n < PRODUCTS * O_FRAGMENTS; ++n) {
-          const float (&x)[4] = o[n / O_FRAGMENTS][n % O_FRAGMENTS];
-          store_global(to + 8 * n, make_float2(x[2 * half], x[2 * half + 1]));
+        for (int n = 0; n < PRODUCTS * O_FRAGMENTS; n += 2) {
+          const float (&x)[4] = o[n / O_FRAGMENTS][n % O_FRAGMENTS], (&y)[4] = o[n / O_FRAGMENTS][n % O_FRAGMENTS + 1];
+          store_global(to + 8 * n, make_float4(x[2 * half], x[2 * half + 1], y[2 * half], y[2 * half + 1]));
         }
       }
     }
@@ -527,7 +531,59 @@ DEVICE void decode(const Tensor& q, const Latent& latent, const Results& results
   }
 }
 
-// Adds up what the chunks of a row have, in a fixed order. A block has the row, and each of its warps 128 of the columns.
+// Partial results have a row's columns as lanes hold them: of each sixteen, a lane has two of the first eight and two of the others,
+// and stores the four together. So a warp's store has 64 bytes of a row, not 32, and half as many wait for the L1. Here the lanes
+// swap them for four that are neighbours in the output: of the first eight in even lanes, of the others in odd ones.
+DEVICE float4 neighbours(float4 x) {
+  const bool odd = lane_id() % 2;
+  const float a = shuffle_xor(odd ? x.x : x.z, 1), b = shuffle_xor(odd ? x.y : x.w, 1);
+  return odd ? make_float4(a, b, x.z, x.w) : make_float4(x.x, x.y, a, b);
+}
+DEVICE int first_of_neighbours() { return lane_id() / 4 * 16 + lane_id() % 2 * 8 + lane_id() % 4 / 2 * 4; }
+
+// What the chunks of a row have together, of the columns that a lane has.
+struct Total {
+  float m = LOWEST, l = 0;
+  float4 o = make_float4(0, 0, 0, 0);
+
+  // Adds up `chunks` of them in a fixed order, of which AT_ONCE are asked for at once. From each to the next it is `apart` rows.
+  template <int AT_ONCE>
+  DEVICE void add(const float* partial, const float* partial_m, const float* partial_l, long long first_part, int apart, int chunks) {
+    // step: merge (of chunks)
+    const float* own = partial + first_part * VALUE_DIM + warp_id() * 128 + lane_id() * 4;
+    float4 x[AT_ONCE];
+    auto ask = [&](int k) {  // for chunk k and those behind it
+      const float* from = own + static_cast<long long>(k) * apart * VALUE_DIM;
+      lanes_meet();
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; ++n, from += static_cast<long long>(apart) * VALUE_DIM) {
+        x[n] = make_float4(0, 0, 0, 0);
+        if (k + n < chunks) x[n] = load_global<float4>(from);
+      }
+    };
+#pragma unroll 1
+    for (int first = 0; first < chunks; first += 32) {
+      ask(first);  // it is on its way while the weights are computed
+      float own_m = LOWEST, own_l = 0;
+      lanes_meet();
+      if (first + lane_id() < chunks) {
+        const long long at = first_part + static_cast<long long>(first + lane_id()) * apart;
+        own_m = load_global<float>(partial_m + at), own_l = load_global<float>(partial_l + at);
+      }
+      const float top = fmaxf(m, warp_max(own_m)), alpha = exp2_approx(m - top), weight = exp2_approx(own_m - top);
+      m = top, l = l * alpha + warp_sum(weight * own_l), o = times(o, alpha);
+#pragma unroll 1
+      for (int k = first; k < min(first + 32, chunks); k += AT_ONCE) {
+        if (k > first) ask(k);
+#pragma unroll
+        for (int n = AT_ONCE - 1; n >= 0; --n)  // the last first: so all are asked for before any is waited for
+          o = weighed(x[n], shuffle(weight, k - first + n), o, 1);
+      }
+    }
+  }
+};
+
+// Adds up what the chunks of a row have. A block has the row, and each of its warps 128 of the columns.
 DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float* partial, const float* partial_m, const float* partial_l,
                   const Shape& batch) {
   const int heads = batch.heads, all_rows = batch.len_q * heads;
@@ -541,44 +597,19 @@ DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float
   const int chunks = max(seen.last, 0) / TILES_PER_CHUNK - seen.first / TILES_PER_CHUNK + 1;
   if (chunks == 1) return;  // the unit had the whole row
   const long long first_part = static_cast<long long>(request) * most_runs(batch, heads) * all_rows + row;
-  const int column = warp_id() * 128 + lane_id() * 4;
-  float m = LOWEST, l = 0;
-  float4 o = make_float4(0, 0, 0, 0), x[IN_FLIGHT];
-  auto ask = [&](int k) {  // for what this lane adds up of chunk k and those behind it
-    const float* from = partial + (first_part + static_cast<long long>(k) * all_rows) * VALUE_DIM + column;
-    lanes_meet();
-#pragma unroll
-    for (int n = 0; n < IN_FLIGHT; ++n, from += static_cast<long long>(all_rows) * VALUE_DIM) {
-      x[n] = make_float4(0, 0, 0, 0);
-      if (k + n < chunks) x[n] = load_global<float4>(from);
-    }
-  };
-#pragma unroll 1
-  for (int first = 0; first < chunks; first += 32) {
-    ask(first);  // it is on its way while the weights are computed
-    float own_m = LOWEST, own_l = 0;
-    lanes_meet();
-    if (first + lane_id() < chunks) {
-      const long long at = first_part + static_cast<long long>(first + lane_id()) * all_rows;
-      own_m = load_global<float>(partial_m + at), own_l = load_global<float>(partial_l + at);
-    }
-    const float top = fmaxf(m, warp_max(own_m)), alpha = exp2_approx(m - top), weight = exp2_approx(own_m - top);
-    m = top, l = l * alpha + warp_sum(weight * own_l), o = times(o, alpha);
-#pragma unroll 1
-    for (int k = first; k < min(first + 32, chunks); k += IN_FLIGHT) {
-      if (k > first) ask(k);
-#pragma unroll
-      for (int n = IN_FLIGHT - 1; n >= 0; --n)  // the last first: so all are asked for before any is waited for
-        o = weighed(x[n], shuffle(weight, k - first + n), o, 1);
-    }
-  }
+  Total total;
+  if (FEW_CHUNKS || chunks <= FEW)
+    total.add<FEW>(partial, partial_m, partial_l, first_part, all_rows, chunks);
+  else
+    total.add<MANY>(partial, partial_m, partial_l, first_part, all_rows, chunks);
 
   // step: store_o
-  store_elements(row_address(out, request, head, query) + column * ELEMENT_BYTES, times(o, l > 0 ? reciprocal(l) : 0));
+  const float4 o = neighbours(times(total.o, total.l > 0 ? reciprocal(total.l) : 0));
+  store_elements(row_address(out, request, head, query) + (warp_id() * 128 + first_of_neighbours()) * ELEMENT_BYTES, o);
 
   // step: store_lse
   if (threadIdx.x == 0 && lse)
-    store_global(lse + (static_cast<long long>(request) * heads + head) * batch.len_q + query, (m + log2_approx(l)) * LN2);
+    store_global(lse + (static_cast<long long>(request) * heads + head) * batch.len_q + query, (total.m + log2_approx(total.l)) * LN2);
 }
 
 #if PAGED

@@ -32,6 +32,8 @@ HALVES = 2
 """Warpgroups that have the output, each half of its columns."""
 MERGE_WARPS = 4
 """Warps that add up a row, 128 columns each."""
+FEW = 4
+"""Chunks that such a warp asks for at once where no row has more. Else it asks for 16, which takes registers."""
 
 
 def splits(problem: Problem, tile: Tile) -> Splits:
@@ -62,10 +64,12 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     for chosen in candidates:
         needed = sram_bytes(problem, chosen)
         if needed <= device.sram_per_block:
+            s = splits(problem, chosen)
             constants = (
                 ("RUN", 1),
-                ("TILES_PER_CHUNK", splits(problem, chosen).chunk),
+                ("TILES_PER_CHUNK", s.chunk),
                 ("VALUE_DIM", problem.head_dim_v),
+                *([("FEW_CHUNKS", 1)] if s.runs <= FEW else []),
             )
             return Config(
                 tile=chosen, warps=WARPS, stages=STAGES, consumers=HALVES, blocks_per_sm=1, persistent=True,
