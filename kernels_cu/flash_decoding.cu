@@ -92,22 +92,20 @@ template <int STEP>
 struct Walk {
   Unit unit;
   int j = 0, last = -1;
-  bool begun = false;
 
   // Moves on, and says whether there is more. The first step of a unit is told with the unit's place. `from` has the units.
   template <class From, class Begin>
   DEVICE bool next(const From& from, const Units& units, Begin begin) {
     j = STEP == 1 ? j + 1 : (j / STEP + 1) * STEP;
     if (j <= last) return true;
-    if (begun) from.move_on(unit);
-    for (; from.has(unit); from.move_on(unit)) {
+    while (from.next(unit)) {
       const Place place(units, unit);
       if (!place.has_keys()) continue;
       j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
       begin(place);
-      return begun = true;
+      return true;
     }
-    return begun = false;
+    return false;
   }
 };
 
@@ -149,21 +147,19 @@ struct FoundUnits {
     ++found;
   }
 
-  DEVICE Unit first() const { return at(0); }
-  DEVICE bool has(const Unit& unit) const { return unit.number < found; }
-  DEVICE void move_on(Unit& unit) const { unit = at(unit.number + 1); }
-
- private:
-  DEVICE Unit at(int number) const {
+  DEVICE Unit before_first() const {
     Unit unit = {};
-    unit.number = number;
-    if (number < found) {
-      // step: load_q (units)
-      const int4 four = load_shared<int4>(sram.told(number % TOLD));
-      unit.row_tile = four.x, unit.run = four.y, unit.keys = four.z;
-      unit.batch = four.w / kv_heads, unit.kv_head = four.w - unit.batch * kv_heads;
-    }
+    unit.number = -1;
     return unit;
+  }
+  DEVICE bool next(Unit& unit) const {
+    if (unit.number + 1 == found) return false;
+    ++unit.number;
+    // step: load_q (units)
+    const int4 four = load_shared<int4>(sram.told(unit.number % TOLD));
+    unit.row_tile = four.x, unit.run = four.y, unit.keys = four.z;
+    unit.batch = four.w / kv_heads, unit.kv_head = four.w - unit.batch * kv_heads;
+    return true;
   }
 };
 
@@ -175,7 +171,7 @@ struct Lookup {
   Rows places[TILES_PER_CHUNK] = {};  // of each tile that is left of the chunk
   int ahead[TILES_PER_CHUNK] = {};
 
-  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk{units.first()} {}
+  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk{units.before_first()} {}
 
   // A chunk begins with tile j, and `ahead` has come. The pages of the one behind it are looked up.
   DEVICE void begin_chunk(int j, const Loader& k, const Loader& v, const Units& units, FoundUnits& found) {
@@ -228,9 +224,8 @@ struct Rows {
 struct FoundUnits {
   const Units& units;
   DEVICE FoundUnits(const Units& units, const Sram&) : units(units) {}
-  DEVICE Unit first() const { return units.first(); }
-  DEVICE bool has(const Unit& unit) const { return units.has(unit); }
-  DEVICE void move_on(Unit& unit) const { units.move_on(unit); }
+  DEVICE Unit before_first() const { return units.before_first(); }
+  DEVICE bool next(Unit& unit) const { return units.next(unit); }
 };
 
 struct Lookup {
@@ -259,7 +254,7 @@ struct Copies : CacheScales {
       : CacheScales(scales), q(q), k(k), v(v), shape(shape), units(units), sram(sram), found(units, sram), lookup(table, units),
         k_loader(loader(nullptr, k, cache_row_bytes(shape))), v_loader(loader(nullptr, v, cache_row_bytes(shape))) {
     lookup.look_up(units, found);
-    walk.unit = found.first();
+    walk.unit = found.before_first();
   }
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
@@ -325,7 +320,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
   const Scores scores(shapes);
   const auto [c_of_all, sign] = scores;
   int stage = 0, q_slot = 0;
-  for (Unit unit = copies.found.first(); copies.found.has(unit); copies.found.move_on(unit)) {
+  for (Unit unit = copies.found.before_first(); copies.found.next(unit);) {
     const Place place(units, unit);
     if (!place.has_keys()) continue;
     const Shape& shape = units.alone(unit);
@@ -685,32 +680,33 @@ struct Results {
   }
 };
 
-// Moves on to a unit that has keys, and does those before it.
-DEVICE void find_keys(Results& results, Unit& unit) {
-  const Units& units = results.units;
-  for (; units.has(unit); units.move_on(unit)) {
-    const Place place(units, unit);
-    if (place.has_keys()) return;
+// Goes on to the next unit that has keys, does those before it, and says whether there is one.
+DEVICE bool find_keys(Results& results, Unit& unit) {
+  while (results.units.next(unit)) {
+    const Place place(results.units, unit);
+    if (place.has_keys()) return true;
     results.take(unit, place);
     if (place.chunks.first <= place.chunks.last) results.store_empty(place);
   }
+  return false;
 }
 
 // The warps that merge: what the others have of each unit, and at once what lies in several units. In the meantime these go on with
 // the next unit.
 DEVICE void merge(Results results, const Sram& sram) {
-  const Units& units = results.units;
-  Unit next = units.first();
-  find_keys(results, next);
-  if (units.has(next)) named_barrier_arrive(FREE, 2 * THREADS);
-  while (units.has(next)) {
+  Unit next = results.units.before_first();
+  for (bool has_unit = false, has_next;; has_unit = true) {
     const Unit unit = next;
-    const Place place(units, unit);
-    units.move_on(next);
-    find_keys(results, next);
-    results.take(unit, place);
-    results.merge_run(place, sram, units.has(next));
-    results.climb(place);
+    has_next = find_keys(results, next);
+    if (has_unit) {
+      const Place place(results.units, unit);
+      results.take(unit, place);
+      results.merge_run(place, sram, has_next);
+      results.climb(place);
+    } else if (has_next) {
+      named_barrier_arrive(FREE, 2 * THREADS);
+    }
+    if (!has_next) return;
   }
 }
 

@@ -148,7 +148,7 @@ struct Results {
 // Calls work(results, place) for each of this block's units.
 template <class Work>
 DEVICE void for_each_unit(Results results, Work work) {
-  for (Unit unit = results.units.first(); results.units.has(unit); results.units.move_on(unit)) {
+  for (Unit unit = results.units.before_first(); results.units.next(unit);) {
     const Place place(results.units, unit);
     results.unit = unit, results.first_row = place.first_row;
     if (place.chunks.first <= place.chunks.last) work(results, place);

@@ -1,24 +1,28 @@
 // K and V in pages (PAGED): how the units of requests of any lengths are dealt out.
 //
 // The grid doesn't know how long requests are. So a block goes through the lengths, 32 requests at a time: each lane has one, and
-// a prefix sum of their units says whose the next unit is. It does so twice. First come the runs that others follow, then the last run
-// of each row tile, which may be short: where runs are long, the longest of 32 requests come first. So blocks have as much to do.
-// Nothing else depends on the lengths of other requests.
+// a prefix sum of their units says whose the next unit is. It does so in phases. First come the runs that others follow, then the last
+// run of each row tile, which may be short: where runs are long, the longest come first. Of 32 requests that is a matter of sorting
+// them, of more also of a phase for each of CLASSES lengths. Blocks take units to and fro: who has the first of a round has the last
+// of the next. So blocks have as much to do. Nothing else depends on the lengths of other requests.
 #pragma once
 
 #include "divisor.cuh"
 #include "page_loader.cuh"
 
+constexpr int CLASSES = 4;
+constexpr int PHASE = 1 << 28;  // requests of a phase are numbered from a multiple of it
+
 // The length of a request, of `requests`. It is in the kernel, because reads are marked there.
 DEVICE int length_of(const int* lengths, int request, int requests);
 
 // As without pages, and the keys of its request. A warp that walks over units also keeps where it is: `number` counts from the first
-// unit of 32 requests. Each lane has one of these, by its place among all (and once more behind them, for the last runs), its keys,
-// and how many units come before the next one's.
-struct Unit { int row_tile, run, kv_head, batch, keys, number, own_place, own_keys, before_next; };
+// unit of 32 requests, and its next unit is `step` further. Each lane has one of these, by its number and phase, its keys, and how
+// many units come before the next one's.
+struct Unit { int row_tile, run, kv_head, batch, keys, number, step, own_place, own_keys, before_next; };
 
-// All units: the runs that others follow, then the last ones. Those that share keys follow one another, and a block takes every
-// gridDim.x-th.
+// All units: the runs that others follow, then the last ones. Those that share keys follow one another. Of each gridDim.x units a
+// block takes one.
 struct Units {
   const Shape& batch;
   const int* lengths;
@@ -31,17 +35,15 @@ struct Units {
       : batch(shape), lengths(lengths), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group),
         row_tiles(ceil_div(all_rows, BR)), kv_heads(ONE_KV_HEAD ? 1 : shape.kv_heads), batches(shape.batch) {}
 
-  DEVICE Unit first() const {
+  DEVICE Unit before_first() const {
     Unit unit = {};
-    unit.number = blockIdx.x;
-    look_at(unit, 0);
-    find(unit);
+    unit.step = 2 * blockIdx.x + 1, unit.number = blockIdx.x - unit.step, unit.own_place = -32;
     return unit;
   }
-  DEVICE bool has(const Unit& unit) const { return unit.batch < batches; }
-  DEVICE void move_on(Unit& unit) const {
-    unit.number += gridDim.x;
+  DEVICE bool next(Unit& unit) const {
+    unit.number += unit.step, unit.step = 2 * gridDim.x - unit.step;
     find(unit);
+    return unit.batch < batches;
   }
   // The problem that the unit's request is alone.
   DEVICE Shape alone(const Unit& unit) const { return alone_with(unit.keys); }
@@ -56,15 +58,27 @@ struct Units {
     return own;
   }
 
-  DEVICE int places() const { return round_up(batches, 32); }
-  DEVICE bool are_last(int place) const { return place >= places(); }  // runs of their row tiles
-  DEVICE int request_at(int place) const { return are_last(place) ? place - places() : place; }
+  DEVICE int phases() const { return RUN > 1 && batches > 32 ? 1 + CLASSES : 2; }
+  DEVICE bool are_last(int place) const { return place >= PHASE; }  // runs of their row tiles
+  DEVICE int request_at(int place) const { return place % PHASE; }
+  // Behind 32 requests come the next ones, or the next phase.
+  DEVICE int behind(int place) const {
+    const int next = place / 32 * 32 + 32;
+    return request_at(next) < batches ? next : place / PHASE * PHASE + PHASE;
+  }
+
+  static DEVICE int keys_of_last_run(int keys) { return keys > 0 ? (keys - 1) % (RUN * CHUNK_KEYS) + 1 : 0; }
+  // Is it a phase for last runs of so many keys?
+  DEVICE bool belongs(int keys, int place) const {
+    const int shorter = (RUN * CHUNK_KEYS - keys_of_last_run(keys)) / (RUN * CHUNK_KEYS / CLASSES);
+    return phases() == 2 || min(shorter, CLASSES - 1) == place / PHASE - 1;
+  }
 
   DEVICE void look_at(Unit& unit, int first) const {
     unit.own_place = first + lane_id();
     unit.own_keys = min(max(length_of(lengths, request_at(unit.own_place), batches), 0), batch.len_kv);  // the table has no more
-    if (RUN > 1 && are_last(first)) sort(unit);
-    const int runs = are_last(first) ? 1 : ::most_runs(alone_with(unit.own_keys), group) - 1;
+    if (RUN > 1 && are_last(first) && any_lane(belongs(unit.own_keys, first))) sort(unit);
+    const int runs = are_last(first) ? belongs(unit.own_keys, first) : ::most_runs(alone_with(unit.own_keys), group) - 1;
     unit.before_next = request_at(unit.own_place) < batches ? runs * kv_heads * row_tiles : 0;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -75,8 +89,7 @@ struct Units {
 
   // By how many keys the last runs have, the most first: Batcher's bitonic network (1968).
   DEVICE void sort(Unit& unit) const {
-    const int keys = unit.own_keys > 0 ? (unit.own_keys - 1) % (RUN * CHUNK_KEYS) + 1 : 0;
-    int own = keys * 32 + lane_id();
+    int own = keys_of_last_run(unit.own_keys) * 32 + lane_id();
 #pragma unroll 1
     for (int size = 2; size <= 32; size *= 2)
 #pragma unroll 1
@@ -98,7 +111,7 @@ struct Units {
 
   DEVICE void find(Unit& unit) const {
 #pragma unroll 1
-    for (int next = unit.own_place / 32 * 32 + 32; unit.number >= shuffle(unit.before_next, 31) && next < 2 * places(); next += 32) {
+    for (int next = behind(unit.own_place); unit.number >= shuffle(unit.before_next, 31) && next < phases() * PHASE; next = behind(next)) {
       unit.number -= shuffle(unit.before_next, 31);
       look_at(unit, next);
     }

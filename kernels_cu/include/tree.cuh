@@ -126,13 +126,18 @@ struct Units {
       : shape(shape), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
         runs(::most_runs(shape, group)), kv_heads(ONE_KV_HEAD ? 1 : shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
 
-  DEVICE Unit first() const { return at(blockIdx.x); }
-  DEVICE bool has(const Unit& unit) const { return unit.batch < batches; }
-  DEVICE void move_on(Unit& unit) const {
+  // Where a walk begins. From there next() goes to the block's first unit.
+  DEVICE Unit before_first() const {
+    const Unit unit = at(blockIdx.x);
+    return {unit.row_tile - step.row_tile, unit.run - step.run, unit.kv_head - step.kv_head, unit.batch - step.batch};
+  }
+  // Goes on to the next unit, and says whether there is one.
+  DEVICE bool next(Unit& unit) const {
     unit.row_tile += step.row_tile, unit.run += step.run, unit.kv_head += step.kv_head, unit.batch += step.batch;
     if (unit.row_tile >= row_tiles) unit.row_tile -= row_tiles, ++unit.run;
     if (unit.run >= runs) unit.run -= runs, ++unit.kv_head;
     if (unit.kv_head >= kv_heads) unit.kv_head -= kv_heads, ++unit.batch;
+    return unit.batch < batches;
   }
   DEVICE const Shape& alone(const Unit&) const { return shape; }
   DEVICE int runs_of(const Unit&) const { return runs; }

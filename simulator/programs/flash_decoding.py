@@ -42,8 +42,9 @@ MOST_PAGED = 8
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
-PASSES = 2
-"""How often who walks over units in pages goes through the lengths: for the runs that others follow, and for the last ones."""
+SORTED = 32
+"""Requests whose last runs are sorted by their lengths. Of more requests, there are `CLASSES` of last runs, the long ones first."""
+CLASSES = 4
 _AT_A_TIME = 4096  # row tiles that are looked at together
 _REGISTERS, _REGISTERS_PAGED = 96, 64  # of a thread, for results that wait for their neighbours
 
@@ -200,6 +201,17 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     room, most = (_REGISTERS, inf) if problem.page_size is None else (_REGISTERS_PAGED, MOST_PAGED)
     runs = [2**n for n in range(room // registers + 1) if 2**n <= most]
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
+
+
+def passes(problem: Problem, run: int) -> int:
+    """How often who walks over units in pages goes through the lengths: for the runs that others follow, and for the last ones, of
+    more than `SORTED` requests for each class of them. Runs of one chunk are alike.
+
+    >>> decode = Problem(batch=64, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16", page_size=16)
+    >>> passes(decode, 8), passes(decode, 1), passes(decode.replace(batch=32), 8)
+    (5, 2, 2)
+    """
+    return 1 + (CLASSES if run > 1 and problem.batch > SORTED else 1)
 
 
 def told_words(problem: Problem, stages: int) -> int:

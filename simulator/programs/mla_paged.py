@@ -11,7 +11,7 @@ from simulator.operations.latent import PAGED_LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import mla
-from simulator.programs.flash_decoding import PASSES
+from simulator.programs.flash_decoding import passes
 from simulator.tensors import HbmTensor
 
 WALKS = 2
@@ -21,7 +21,8 @@ WALKS = 2
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As mla's, so that its bits are the same."""
     plain = mla.configure(problem, device, tile)
-    return replace(plain, walks=PASSES * WALKS * plain.warps, constants=(*plain.constants, ("PAGED", 1)))
+    walks = passes(problem, dict(plain.constants)["RUN"]) * WALKS * plain.warps
+    return replace(plain, walks=walks, constants=(*plain.constants, ("PAGED", 1)))
 
 
 @program(configure=configure, operation=PAGED_LATENT)

@@ -16,7 +16,7 @@ from simulator.operations.paged import PAGED
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import flash_decoding
-from simulator.programs.flash_decoding import PASSES
+from simulator.programs.flash_decoding import passes
 from simulator.tensors import HbmTensor
 
 WALKS = 2
@@ -27,7 +27,8 @@ compute, a warp has told itself in SRAM."""
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As flash_decoding's, so that its bits are the same."""
     plain = flash_decoding.configure(problem, device, tile)
-    return replace(plain, walks=PASSES * WALKS * plain.warps, constants=(*plain.constants, ("PAGED", 1)))
+    walks = passes(problem, dict(plain.constants)["RUN"]) * WALKS * plain.warps
+    return replace(plain, walks=walks, constants=(*plain.constants, ("PAGED", 1)))
 
 
 @program(configure=configure, operation=PAGED)
