@@ -1,8 +1,8 @@
 """FlashAttention-3 as the wheel `flash-attn3-jax` has it: built with CUDA 12.4, head dim 128 alone.
 
-The wheel is made for JAX, whose runtime has streams of its own. Its handler is a C function (XLA's foreign function interface,
-xla/ffi/api/c_api.h), which asks its caller for a stream and for memory. Here it gets torch's. So it is queued, timed and captured
-like any other peer, and JAX isn't needed.
+The wheel is made for JAX, whose runtime has streams of its own. Its handlers are C functions (XLA's foreign function interface,
+xla/ffi/api/c_api.h), which ask their caller for a stream and for memory. Here they get torch's. So they are queued, timed and
+captured like any other peer, and JAX isn't needed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_void_p, cast, sizeof
+from itertools import accumulate
 from typing import Any
 
 from simulator.errors import Unavailable
 
-__all__ = ["Handler", "handler", "prepare"]
+__all__ = ["HEAD_DIM", "Handler", "handler", "prepare", "prepare_backward"]
 
 HEAD_DIM = 128
 """The only one that its kernels were compiled for."""
+_TILES = 64, 80
+"""Query rows of a tile of its backward pass: with a mask, and without one."""
+Window = Sequence[int | None]
+Lengths = Sequence[Sequence[int]]
 TYPES = {"int32": 4, "float16": 10, "float32": 11, "bfloat16": 16}
 """XLA_FFI_DataType, by torch's names."""
 _PRED, _S32, _S64, _F64 = 1, 4, 5, 12
@@ -80,8 +85,11 @@ class Handler:
     ) -> Callable[[], None]:
         """A call of it on these tensors. Booleans, integers (64 bits, or 32 as `c_int32`) and numbers are attributes.
 
-        Raises `RuntimeError` with what it says, when it is called and refuses.
+        Raises `ValueError` for tensors that aren't contiguous: it is told no strides. When it is called and refuses, raises
+        `RuntimeError` with what it says.
         """
+        if not all(x.is_contiguous() for x in (*tensors, *results)):
+            raise ValueError("a handler is told no strides: its tensors must be contiguous")
         names = sorted(attributes)  # as the interface has them
         texts = [name.encode() for name in names]
         spans = [_Named(text, len(text)) for text in texts]
@@ -155,8 +163,8 @@ def _addresses(structs: Sequence[Any]) -> Any:
     return _array(c_void_p, [ctypes.addressof(each) for each in structs])
 
 
-def handler() -> Handler:
-    """The forward pass of the wheel. Raises `Unavailable` without it."""
+def handler(name: str = "flash_mha_fwd") -> Handler:
+    """A pass of the wheel: `flash_mha_fwd` or `flash_mha_bwd`. Raises `Unavailable` without it."""
     try:
         registered = importlib.import_module("flash_attn3_jax_lib.flash_api").get_ffi_registrations()
     except ImportError as error:
@@ -165,38 +173,94 @@ def handler() -> Handler:
     api.PyCapsule_GetName.restype, api.PyCapsule_GetPointer.restype = c_char_p, c_void_p
     api.PyCapsule_GetName.argtypes = [ctypes.py_object]
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, c_char_p]
-    capsule = registered["flash_mha_fwd"]
+    capsule = registered[name]
     address = api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
     return Handler(importlib.import_module("torch"), address)
 
 
-def prepare(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
-    """A call that returns `out`, on torch tensors (batch, length, heads, head_dim). Raises `Unavailable` for other head dims."""
+def prepare(
+    q: Any, k: Any, v: Any, causal: bool, scale: float, window: Window = (None, None), lengths: Lengths | None = None
+) -> Callable[[], tuple[Any, Any]]:
+    """A call that returns `out` and its natural LSE (batch, heads, length), on torch tensors (batch, length, heads, head_dim).
+
+    `window` is (left, right), None for open. `lengths` are the (queries, keys) of each sequence of a ragged batch. Raises
+    `Unavailable` for other head dims.
+    """
     torch: Any = importlib.import_module("torch")
-    batch, length, heads, head_dim = q.shape
-    if head_dim != HEAD_DIM:
-        raise Unavailable(f"flash-attn3-jax has head dim {HEAD_DIM} alone, not {head_dim}")
+    said = _said(q, k, causal, scale, window, lengths, "max_seqlen_q", "max_seqlen_k")
     out = torch.full_like(q, float("nan"))
-    lse = torch.empty((batch, heads, length), dtype=torch.float32, device=q.device)
-    parts = [torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((1, 1, 1, 1), (1, 1, 1))]
+    batch, length, heads, _ = q.shape
+    lse, *parts = (
+        torch.empty(shape, dtype=torch.float32, device=q.device)
+        for shape in ((batch, heads, length), (1, 1, 1, 1), (1, 1, 1))
+    )
     like, whole, single = (
         torch.empty(0, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.int32, torch.float32)
     )
-    # k_new, v_new, q_v; cu_seqlens (3), seqused (2), page_table, kv_batch_idx, leftpad_k; rotary (2); seqlens_rotary;
-    # q, k and v descale; scheduler_metadata
-    left_out = [like] * 3 + [whole] * 8 + [like] * 2 + [whole] + [single] * 3 + [whole]
+    # k_new, v_new, q_v; cu_seqlens of q, k and k_new; seqused (2), page_table, kv_batch_idx, leftpad_k; rotary (2);
+    # seqlens_rotary; q, k and v descale; scheduler_metadata
+    optional = [like] * 3 + _offsets(torch, q, lengths) + [whole] * 5 + [like] * 2 + [whole] + [single] * 3 + [whole]
     attributes = {
-        "max_seqlen_q": length, "max_seqlen_q_has_value": True,
-        "max_seqlen_k": k.shape[1], "max_seqlen_k_has_value": True,
-        "softmax_scale_val": float(scale), "softmax_scale_has_value": True,
-        "pack_gqa_val": False, "pack_gqa_has_value": False,
-        "is_causal": causal, "window_size_left": -1, "window_size_right": -1, "attention_chunk": 0, "softcap": 0.0,
-        "is_rotary_interleaved": False, "num_splits": 1, "sm_margin": 0,
+        **said, "pack_gqa_val": False, "pack_gqa_has_value": False, "attention_chunk": 0, "is_rotary_interleaved": False,
+        "num_splits": 1,
     }  # fmt: skip
-    run = handler().prepare([q, k, v, *left_out], [out, lse, *parts], attributes)
+    tensors, results = ([x if lengths is None else x[0] for x in each] for each in ((q, k, v), (out, lse)))
+    run = handler().prepare([*tensors, *optional], [*results, *parts], attributes)
 
-    def call() -> Any:
+    def call() -> tuple[Any, Any]:
         run()
-        return out
+        return out, lse
 
     return call
+
+
+def prepare_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: float, window: Window = (None, None),
+    lengths: Lengths | None = None,
+) -> Callable[[], list[Any]]:  # fmt: skip
+    """A call that returns dq, dk and dv, for the `out` and the LSE of a forward pass. Tensors and masks are as in `prepare`.
+
+    It is all of its launches: D, the gradients, and dQ (of grouped heads dK and dV, too) out of their sums.
+    """
+    torch: Any = importlib.import_module("torch")
+    said = _said(q, k, causal, scale, window, lengths, "max_seqlen_q_val", "max_seqlen_k_val")
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    batch, length, heads, _ = q.shape
+    # D and the LSE have whole tiles of rows. The wheel's own Python allots multiples of 128: too few for tiles of 80.
+    sequences = 0 if lengths is None else len(lengths)
+    rows = max(-(-(length + sequences * tile) // tile) * tile for tile in _TILES) or 1
+    padded = [torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device) for _ in range(2)]
+    whole = torch.empty(0, dtype=torch.int32, device=q.device)
+    optional = [*_offsets(torch, q, lengths)[:2], whole, whole]  # cu_seqlens (2), seqused (2)
+    tensors, results = (
+        [x if lengths is None else x[0] for x in each]
+        for each in ((dout, q, k, v, out, lse), (*gradients, *padded))
+    )  # fmt: skip
+    run = handler("flash_mha_bwd").prepare([*tensors, *optional], results, {**said, "deterministic": False})
+
+    def call() -> list[Any]:
+        run()
+        return gradients
+
+    return call
+
+
+def _said(
+    q: Any, k: Any, causal: bool, scale: float, window: Window, lengths: Lengths | None, *longest: str
+) -> dict[str, Any]:
+    """The attributes that both passes have. `longest` is what a pass calls the greatest numbers of queries and of keys."""
+    if q.shape[-1] != HEAD_DIM:
+        raise Unavailable(f"flash-attn3-jax has head dim {HEAD_DIM} alone, not {q.shape[-1]}")
+    most = (q.shape[1], k.shape[1]) if lengths is None else [max(each) for each in zip(*lengths, strict=True)]
+    left, right = (-1 if side is None else side for side in window)
+    return {
+        **dict(zip(longest, most, strict=True)), "max_seqlen_q_has_value": True, "max_seqlen_k_has_value": True,
+        "softmax_scale_val": float(scale), "softmax_scale_has_value": True, "is_causal": causal,
+        "window_size_left": left, "window_size_right": right, "softcap": 0.0, "sm_margin": 0,
+    }  # fmt: skip
+
+
+def _offsets(torch: Any, q: Any, lengths: Lengths | None) -> list[Any]:
+    """Where the queries of each sequence begin, where its keys do, and nothing for new keys. Nothing at all, if all are equal."""
+    begins = [] if lengths is None else [[0, *accumulate(each)] for each in zip(*lengths, strict=True)]
+    return [torch.tensor(each, dtype=torch.int32, device=q.device) for each in [*begins, [], [], []][:3]]

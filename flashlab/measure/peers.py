@@ -1,9 +1,9 @@
 """Makes other libraries' attention ready to be timed: all that can be done ahead is done ahead.
 
-The calls are those that `flashlab verify` judges (`flashlab.verify.outsiders`), with three exceptions. FlashInfer's call for one
+The calls are those that `flashlab verify` judges (`flashlab.verify.outsiders`), with four exceptions. FlashInfer's call for one
 sequence is replaced by its batched call, planned beforehand as an inference engine does it. FlexAttention's functions are
-compiled beforehand (`flex`). FlashAttention-3 is called from its wheel for JAX, on torch's stream (`fa3_wheel`), or from a build
-of its source.
+compiled beforehand (`flex`). The call of FlashAttention-3's wheel for JAX is made ready beforehand (`fa3_wheel`). A build of
+FlashAttention-3's source is called, too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ def layout(name: str) -> str:
     check(name)
     if name == "fa3":
         _fa3_built()
-    elif name == "fa3-wheel":
-        fa3_wheel.handler()
     elif name != "flex" and name not in CATALOGUE:
         return outsider(name).layout
-    return "bshd" if name.startswith("fa3") else "bhsd"
+    return "bshd" if name == "fa3" else "bhsd"
 
 
 def check(name: str) -> None:
@@ -101,6 +99,15 @@ def _fa3(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any
     return call
 
 
+def _fa3_wheel(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
+    run = fa3_wheel.prepare(q, k, v, causal, scale)
+
+    def call() -> Any:
+        return run()[0]
+
+    return call
+
+
 def _flashinfer(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
     library, torch = importlib.import_module("flashinfer"), importlib.import_module("torch")
     batch, length, heads, dim = q.shape
@@ -120,6 +127,6 @@ _OWN: dict[str, Callable[[Any, Any, Any, bool, float], Callable[[], Any]]] = {
     "flashinfer": _flashinfer,
     "flex": _flex,
     "fa3": _fa3,
-    "fa3-wheel": fa3_wheel.prepare,
+    "fa3-wheel": _fa3_wheel,
 }
-"""The peers whose call `outsiders` doesn't make."""
+"""The peers whose call is another one than that of `outsiders`."""

@@ -105,6 +105,22 @@ def _fa4() -> Adapter:
     return Adapter(fa4, "torch", layout="bshd", lse="e", name="fa4", domain=domain)
 
 
+def _fa3_wheel() -> Adapter:
+    from flashlab.measure import fa3_wheel  # only where it is asked for
+
+    fa3_wheel.handler()  # is it there?
+
+    def fa3(
+        q: Any, k: Any, v: Any, causal: bool, scale: float, window: Any = (None, None), lengths: Any = None
+    ) -> Any:  # fmt: skip
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        return fa3_wheel.prepare(q, k, v, causal, scale, window, lengths)()
+
+    # its LSE is +inf where there are no keys at all, and -inf where a mask hides them
+    domain = Domain(dtype=HALF, head_dim=fa3_wheel.HEAD_DIM)
+    return Adapter(fa3, "torch", layout="bshd", lse="e", name="fa3-wheel", empty_lse=math.inf, domain=domain)
+
+
 def _flashinfer() -> Adapter:
     prefill = _module("flashinfer", "flashinfer-python").single_prefill_with_kv_cache
 
@@ -194,18 +210,35 @@ def _fa3_backward() -> Adapter:
     return Adapter(fa3, "torch", layout="bshd", domain=domain, **named)
 
 
+def _fa3_wheel_backward() -> Adapter:
+    from flashlab.measure import fa3_wheel  # only where it is asked for
+
+    def fa3(
+        dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: float,
+        window: Any = (None, None), lengths: Any = None,
+    ) -> Any:  # fmt: skip
+        dout, q, k, v, out, lse = (x.contiguous() for x in (dout, q, k, v, out, lse))
+        return fa3_wheel.prepare_backward(dout, q, k, v, out, lse, causal, scale, window, lengths)()
+
+    # it adds up dq by atomics, and of grouped heads dk and dv
+    named: Any = {"name": "fa3-wheel-backward", "operation": "backward", "atomics": GRADIENTS}
+    return replace(_fa3_wheel(), fn=fa3, empty_lse=-math.inf, **named)
+
+
 OUTSIDERS: dict[str, Callable[[], Adapter]] = {
     "sdpa": _sdpa,
     "sdpa-flash": _flash,
     "cudnn": _cudnn,
     "sdpa-efficient": _efficient,
     "fa4": _fa4,
+    "fa3-wheel": _fa3_wheel,
     "flashinfer": _flashinfer,
     "sdpa-backward": _sdpa_backward,
     "sdpa-flash-backward": _flash_backward,
     "cudnn-backward": _cudnn_backward,
     "fa4-backward": _fa4_backward,
     "fa3-backward": _fa3_backward,
+    "fa3-wheel-backward": _fa3_wheel_backward,
 }
 """The built-in adapters by name."""
 

@@ -294,7 +294,9 @@ def test_arrays_of_other_frameworks(framework: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", OUTSIDERS)
 def test_outsiders_that_are_not_installed_say_how_to_get_them(name: str) -> None:
-    packages = {"fa4": "flash_attn", "fa3": "flash_attn_interface", "flashinfer": "flashinfer"}
+    packages = {
+        "fa4": "flash_attn", "fa3": "flash_attn_interface", "fa3-wheel": "flash_attn3_jax_lib", "flashinfer": "flashinfer",
+    }  # fmt: skip
     package = packages.get(name.removesuffix("-backward"), "torch")
     if importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed")
