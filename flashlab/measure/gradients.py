@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flashlab.measure import fa3_wheel
 from flashlab.measure.speed import Cell, normal, outer_heads, sampled
 from flashlab.run.host import to_numpy
 from simulator import Problem
@@ -179,6 +180,19 @@ def _fa4(trial: Backward) -> tuple[Callable[[], Any], Any, Any]:
     return call, back(out), lse[None] if p.ragged else lse
 
 
+def _fa3_wheel(trial: Backward) -> tuple[Callable[[], Any], Any, Any]:
+    p = trial.problem
+    dout, q, k, v = (x.transpose(1, 2).contiguous() for x in (trial.dout, trial.q, trial.k, trial.v))
+    said: Any = {"causal": p.causal, "scale": p.scale, "lengths": p.lengths}
+    out, lse = fa3_wheel.prepare(q, k, v, **said)()
+    run = fa3_wheel.prepare_backward(dout, q, k, v, out, lse, **said)
+
+    def call() -> Any:
+        return [x.transpose(1, 2) for x in run()]
+
+    return call, out.transpose(1, 2), lse
+
+
 def _sequences(trial: Backward) -> dict[str, Any]:
     """Where the sequences of a ragged batch begin, as FlashAttention's functions are told."""
     said: dict[str, Any] = {}
@@ -193,4 +207,5 @@ _PEERS: dict[str, Callable[[Backward], tuple[Callable[[], Any], Any, Any]]] = {
     "sdpa-flash": _sdpa("FLASH_ATTENTION", "_scaled_dot_product_flash_attention"),
     "cudnn": _sdpa("CUDNN_ATTENTION", "_scaled_dot_product_cudnn_attention"),
     "fa4": _fa4,
+    "fa3-wheel": _fa3_wheel,
 }

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashlab.measure import fa3_wheel, peers
+import flashlab as fl
+from flashlab.measure import fa3_wheel, gradients, peers
 from flashlab.measure.fa3_wheel import Handler
 from flashlab.verify import verify
 from simulator.errors import Unavailable
+from simulator.operations.backward import BACKWARD
 from tests.flashlab.measure.wheel import Wheel, attributes, buffers, frame_at, installed
 
 STREAM, DEVICE = 4711, 3
@@ -269,3 +271,17 @@ def test_a_wheel_that_drops_the_window_is_found(monkeypatch: pytest.MonkeyPatch)
     installed(monkeypatch)
     report = verify("fa3-wheel-backward", dtypes=["bfloat16"], checks=["rule"])
     assert {row.case for row in report.failed} == {"window, shaped", "keys that no query sees, shaped"}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("lengths", [None, [(33, 33), (7, 7), (50, 50)]])
+def test_the_backward_pass_is_timed_on_its_own_output_and_lse(monkeypatch: pytest.MonkeyPatch, lengths: Any) -> None:
+    wheel, torch = installed(monkeypatch), import_module("torch")
+    sizes: dict[str, Any] = {"len_q": 90} if lengths is None else {"lengths": lengths}
+    p = fl.Problem(batch=1, heads=4, kv_heads=2, head_dim=128, dtype="float16", causal=True, **sizes)
+    given = {name: torch.from_numpy(x) for name, x in BACKWARD.draw(p).items() if name in ("q", "k", "v", "dout")}
+    call, out, lse = gradients._PEERS["fa3-wheel"](SimpleNamespace(problem=p, torch=torch, **given))  # pyright: ignore[reportArgumentType]
+    found = dict(zip(("dq", "dk", "dv"), call(), strict=True))
+    assert wheel.calls == 2 and not wheel.wrong
+    assert max(gradients.errors(p, {**given, "out": out, "lse": lse}, found)) < 1
+    assert max(gradients.errors(p.replace(causal=False), {**given, "out": out, "lse": lse}, found)) > 1
