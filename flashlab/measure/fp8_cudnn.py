@@ -9,7 +9,7 @@ from typing import Any
 from simulator import Problem
 from simulator.errors import Unavailable
 
-__all__ = ["forward", "versions"]
+__all__ = ["forward", "library", "versions"]
 
 SCALE_OF_P = 256.0
 """What cuDNN multiplies P, at most 1, by before it rounds it: e4m3 ends at 448. Its sums are multiplied by the inverse."""
@@ -17,7 +17,7 @@ SCALE_OF_P = 256.0
 
 def versions() -> str:
     """The library's versions, in words. Raises `Unavailable` where it isn't installed."""
-    cudnn = _library()
+    cudnn = library()
     return f"nvidia-cudnn-frontend {cudnn.__version__}, cuDNN {cudnn.backend_version_string()}"
 
 
@@ -28,14 +28,15 @@ def forward(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], Any]:
     copied here, ahead of the calls, so that a token's heads lie side by side, as in cuDNN's own samples. `out` is bfloat16, or e4m3
     where cuDNN has no such plan. It writes no LSE. Raises what cuDNN raises for a problem that it has no plan for.
     """
-    cudnn, torch = _library(), importlib.import_module("torch")
+    cudnn, torch = library(), importlib.import_module("torch")
     try:
         return _planned(cudnn, torch, problem, (q, k, v), torch.bfloat16)
     except Exception:  # it has several ways to say that it has no such plan
         return _planned(cudnn, torch, problem, (q, k, v), torch.float8_e4m3fn)
 
 
-def _library() -> Any:
+def library() -> Any:
+    """The package. Raises `Unavailable` where it isn't installed."""
     try:
         return importlib.import_module("cudnn")
     except ImportError as error:
