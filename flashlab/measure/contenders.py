@@ -1,8 +1,8 @@
 """What is timed in a cell of decoding: an algorithm's call, others' calls, and a kernel that only reads the same bytes.
 
-All have one query for each head, bfloat16. The calls of a cell get the same queries and keys, and have to agree. Only the
-requests of `paged` are other ones than its peers': these get as many keys, evenly dealt. A quantised cache is timed beside the same
-requests in bfloat16.
+All have one query for each head, bfloat16. The calls of a cell get the same queries and keys, and have to agree. `paged` has two
+sorts of peers. Those of `paged_peers` get its requests and its pages. The others take no pages. They get other requests with as
+many keys, evenly dealt. A quantised cache is timed beside the same requests in bfloat16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from flashlab.measure import peers
+from flashlab.measure import paged_peers, peers
 from flashlab.run.arrays import cupy
 from flashlab.run.cascade import cascade
 from flashlab.run.latent import mla
@@ -88,7 +88,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = {
 
 AGAINST: Mapping[str, tuple[str, ...]] = {
     "flash_decoding": ("sdpa-flash", "cudnn"),
-    "paged": ("flash_decoding",),
+    "paged": ("flash_decoding", *paged_peers.PEERS),
     "mla": ("flashinfer",),
     "mla_paged": ("mla", "flashinfer"),
     "mla_hopper": ("mla", "flashinfer"),
@@ -99,20 +99,29 @@ AGAINST: Mapping[str, tuple[str, ...]] = {
 _ANY_PEER = ("flash_decoding", "paged")
 
 
+def _in_pages(algorithm: str, name: str) -> bool:
+    """Whether a peer of `paged` gets its pages. So `flashinfer` is another call here than beside `flash_decoding`."""
+    return algorithm == "paged" and name in paged_peers.PEERS
+
+
 def chosen(algorithm: str, given: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The peers that are timed, and a line for each that isn't installed.
 
     Raises `UsageError` for an unknown one, and `Unavailable` for one that was asked for and isn't installed.
     """
     found, lines = list[str](), list[str]()
+    more = (*peers.PEERS, *CATALOGUE) if algorithm in _ANY_PEER else ()
+    known = tuple(dict.fromkeys((*AGAINST[algorithm], *more)))
     for name in AGAINST[algorithm] if given is None else given:
-        if algorithm not in _ANY_PEER and name not in AGAINST[algorithm]:
-            raise unknown("against", name, AGAINST[algorithm])
+        if name not in known:
+            raise unknown("against", name, known)
         try:
-            if algorithm in _ANY_PEER:
+            if _in_pages(algorithm, name):
+                paged_peers.check(name)
+            elif algorithm in _ANY_PEER:
                 peers.layout(name)
             elif name.startswith("flashinfer"):
-                _flashinfer()
+                paged_peers.flashinfer()
         except Unavailable as error:
             if given is not None:
                 raise
@@ -146,21 +155,28 @@ def flops(algorithm: str, cell: Cell) -> int:
     )  # fmt: skip
 
 
-def contenders(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Calls:
+def contenders(
+    torch: Any, algorithm: str, cell: Cell, against: Sequence[str], failed: dict[str, str] | None = None
+) -> Calls:
     """The calls of a cell on random inputs of their own: the algorithm's, then its peers', then `read`.
 
-    Raises `RuntimeError` if outputs are too far apart (2 % of the spread of values), or where keys are in pages, another bit
-    than `flash_decoding`'s on the gathered keys.
+    A peer of `paged_peers` that doesn't take the cell is left out, and `failed` is told why. Raises `RuntimeError` if outputs are
+    too far apart (2 % of the spread of values), or where keys are in pages, another bit than `flash_decoding`'s on the gathered
+    keys.
     """
-    maker = {"flash_decoding": _plain, "paged": _requests, "cascade": _shared}.get(algorithm, _latent)
+    if algorithm == "paged":
+        return _requests(torch, algorithm, cell, against, {} if failed is None else failed)
+    maker = {"flash_decoding": _plain, "cascade": _shared}.get(algorithm, _latent)
     return maker(torch, algorithm, cell, against)
 
 
 def _agree(calls: Calls, cell: Cell) -> Calls:
     """The calls, after a look at what they return."""
-    outs = [call().float() for call in calls.values()]
-    if not all(float((out - outs[0]).abs().max()) < 0.02 for out in outs[1:]):
-        raise RuntimeError(f"{' and '.join(calls)} differ at {cell}")
+    outs = {name: call().float() for name, call in calls.items()}
+    first, *others = outs
+    off = [name for name in others if not float((outs[name] - outs[first]).abs().max()) < 0.02]
+    if off:
+        raise RuntimeError(f"{' and '.join((first, *off))} differ at {cell}")
     return calls
 
 
@@ -184,12 +200,21 @@ def _plain(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Ca
     }
 
 
-def _requests(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Calls:
+def _requests(torch: Any, algorithm: str, cell: Cell, against: Sequence[str], failed: dict[str, str]) -> Calls:
     if cell.kv_dtype:
         return _quantized(torch, algorithm, cell)
     q, k, v = _drawn(torch, cell)
-    others = _agree({name: _peer(name, q, k, v) for name in against}, cell)
-    return {algorithm: _paged_call(torch, algorithm, cell), **others, "read": _read(torch, q, k, v)}
+    dealt = {name: _peer(name, q, k, v) for name in against if not _in_pages(algorithm, name)}
+    arrays, own = _paged_call(torch, algorithm, cell)
+    same = {algorithm: own}
+    for name in against:
+        if _in_pages(algorithm, name):
+            try:
+                same[name] = paged_peers.prepare(name, torch, arrays)
+            except Unavailable as error:
+                failed[name] = str(error)
+    made = _agree(same, cell) | (_agree(dealt, cell) if dealt else {})
+    return {name: made[name] for name in (algorithm, *against) if name in made} | {"read": _read(torch, q, k, v)}
 
 
 def _quantized(torch: Any, algorithm: str, cell: Cell) -> Calls:
@@ -309,8 +334,8 @@ def _skewed_requests(torch: Any, cell: Cell) -> tuple[dict[str, Any], list[int]]
     return arrays | {"block_table": table.to(DEVICE), "seq_lens": lengths.int().to(DEVICE)}, lengths.tolist()
 
 
-def _paged_call(torch: Any, algorithm: str, cell: Cell) -> Call:
-    """A call on such requests, after a look at the longest."""
+def _paged_call(torch: Any, algorithm: str, cell: Cell) -> tuple[dict[str, Any], Call]:
+    """Such requests and a call on them, after a look at the longest."""
     arrays, lengths = _skewed_requests(torch, cell)
     b, longest = lengths.index(max(lengths)), max(lengths)
     pages = arrays["block_table"][b, : -(-longest // (cell.page_size or 1))].long()
@@ -318,7 +343,7 @@ def _paged_call(torch: Any, algorithm: str, cell: Cell) -> Call:
     alone = _attention(**dict(zip("qkv", (arrays["q"][b : b + 1], *own), strict=True)), algorithm="flash_decoding")
     if not torch.equal(_attention(**arrays)[b : b + 1], alone):
         raise RuntimeError(f"{algorithm} and flash_decoding differ at {cell}")
-    return lambda: _attention(**arrays, algorithm=algorithm)
+    return arrays, lambda: _attention(**arrays, algorithm=algorithm)
 
 
 def _drawn(torch: Any, cell: Cell) -> tuple[Any, Any, Any]:
@@ -331,19 +356,12 @@ def _peer(name: str, q: Any, k: Any, v: Any) -> Call:
     return peers.prepare(name, q, k, v, causal=False, scale=HEAD_DIM**-0.5)
 
 
-def _flashinfer() -> Any:
-    try:
-        return import_module("flashinfer")
-    except ImportError as error:
-        raise Unavailable(f"flashinfer cannot be imported ({error}): pip install flashinfer-python") from None
-
-
 def _workspace(torch: Any) -> Any:
     return torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE)
 
 
 def _flashinfer_latent(torch: Any, q: Any, pool: Any, table: Any, lengths: Any) -> Call:
-    _flashinfer()
+    paged_peers.flashinfer()
     batch, heads = q.shape[:2]
     starts = torch.arange(batch + 1, dtype=torch.int32, device=DEVICE)
     wrapper = import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper(_workspace(torch))
@@ -360,7 +378,7 @@ def _flashinfer_shared(
     torch: Any, q: Any, cell: Cell, pools: Any, first: Any, rest: Any, backend: str = "auto"
 ) -> Call:
     """On Hopper FlashInfer itself chooses FA3's kernels, which don't split the keys. Its cascade has no argument that says so."""
-    _flashinfer()
+    paged_peers.flashinfer()
     numbers: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
     each = torch.arange(cell.batch + 1, **numbers)
     last = [(n - 1) % _SHARED_PAGE + 1 for n in (cell.len_prefix or 0, cell.len_kv)]

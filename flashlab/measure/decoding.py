@@ -4,10 +4,11 @@ Calls run in CUDA graphs, because a model that decodes runs in one. Each graph h
 inputs, together larger than the L2, so K and V come from DRAM. Graphs take turns. `read` is a kernel that does nothing but read
 the same bytes: the roof. Needs a GPU and torch.
 
-With `--algorithm paged` requests have lengths of any kind, and their keys lie in pages of a random order. Peers get as many
-requests, all as long as these are on average: the same bytes, evenly dealt. Latent attention (`mla`, `mla_hopper`, both in pages)
-and `cascade` are timed beside FlashInfer where it is installed, and `cascade` beside our kernels that don't share a prefix. With
-`--kv-dtype int8,float8_e4m3fn` the caches of `paged` are quantised, and timed beside the same requests in bfloat16.
+With `--algorithm paged` requests have lengths of any kind, and their keys lie in pages of a random order. Two calls of FlashInfer
+and one of cuDNN get the same requests and pages. Other peers take no pages. They get as many requests, all as long as these are
+on average: the same bytes, evenly dealt. Latent attention (`mla`, `mla_hopper`, both in pages) and `cascade` are timed beside
+FlashInfer where it is installed, and `cascade` beside our kernels that don't share a prefix. With `--kv-dtype int8,float8_e4m3fn`
+the caches of `paged` are quantised, and timed beside the same requests in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from typing import Any
 from rich.progress import track
 
 from flashlab.measure import results
-from flashlab.measure.contenders import AGAINST, CELLS, Cell, chosen, contenders, flops, nbytes
+from flashlab.measure.contenders import AGAINST, CELLS, Calls, Cell, chosen, contenders, flops, nbytes
+from flashlab.measure.paged_peers import reason
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.timing import captured, turns
 from simulator.errors import Unavailable, UsageError
@@ -37,13 +39,14 @@ _CALLS = 24  # of a graph, about
 @dataclass(frozen=True, kw_only=True)
 class Row(Cell):
     """A cell: the bytes of all keys and values, the FLOPs, and by contender microseconds (the median) and its time over the
-    algorithm's (median of a round's ratios). `read` is the kernel that only reads."""
+    algorithm's (median of a round's ratios). `read` is the kernel that only reads. `failed` holds why a peer wasn't timed."""
 
     nbytes: int
     microseconds: dict[str, float]
     ratios: dict[str, float]
     rounds: int
     flops: int | None = None
+    failed: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class Decoding(Data):
@@ -54,37 +57,53 @@ class Decoding(Data):
 
 
 def measure(algorithm: str, cell: Cell, against: Sequence[str], rounds: int) -> Row:
-    """Time a cell. Raises `RuntimeError` if contenders don't agree."""
+    """Time a cell. A peer that doesn't take it is left out. Raises `RuntimeError` if contenders don't agree."""
     torch: Any = import_module("torch")
     moved = nbytes(algorithm, cell)
-    sets = [contenders(torch, algorithm, cell, against) for _ in range(max(2, min(16, int(_COLD / moved) + 1)))]
-    names = list(sets[0])
+    failed = dict[str, str]()
+    sets = list[Calls]()
+    for _ in range(max(2, min(16, int(_COLD / moved) + 1))):
+        left = [name for name in against if name not in failed]
+        sets.append(contenders(torch, algorithm, cell, left, failed))
     repeats = max(1, _CALLS // len(sets))
-    graphs = {name: captured(torch, [each[name] for each in sets], repeats)[0] for name in names}
+    graphs = dict[str, Any]()
+    for name in sets[-1]:
+        try:
+            graphs[name] = captured(torch, [each[name] for each in sets], repeats)[0]
+        except Exception as error:  # other libraries raise what they like
+            if name not in against:
+                raise
+            failed[name] = reason(error)
+    names = list(graphs)
     times = {name: [x / repeats / len(sets) for x in found] for name, found in turns(torch, graphs, rounds).items()}
     middle = {name: statistics.median(found) for name, found in times.items()}
     ratios = {
         name: statistics.median(b / a for a, b in zip(times[algorithm], times[name], strict=True)) for name in names[1:]
     }
     return Row(
-        **asdict(cell), nbytes=moved, microseconds=middle, ratios=ratios, rounds=rounds, flops=flops(algorithm, cell)
-    )
+        **asdict(cell), nbytes=moved, microseconds=middle, ratios=ratios, rounds=rounds, flops=flops(algorithm, cell), failed=failed
+    )  # fmt: skip
+
+
+def _peers(data: Decoding) -> list[str]:
+    """All that were timed, in one cell at least."""
+    return list(dict.fromkeys(name for row in data.rows for name in row.ratios if name != "read"))
 
 
 def headline(data: Decoding) -> str:
     """The ratio to each peer, as a range over the cells, and the share of the read."""
-    names = [name for name in data.rows[0].ratios if name != "read"]
-    each = ", ".join(
-        f"{min(r.ratios[name] for r in data.rows):.2f} to {max(r.ratios[name] for r in data.rows):.2f} × {name}"
-        for name in names
-    )
+    each = list[str]()
+    for name in _peers(data):
+        found = [row.ratios[name] for row in data.rows if name in row.ratios]
+        each.append(f"{min(found):.2f} to {max(found):.2f} × {name}")
     shares = [r.ratios["read"] for r in data.rows]
-    return f"{data.algorithm}, one query, K and V from DRAM: {each}; {min(shares):.0%} to {max(shares):.0%} of a plain read"
+    of_read = f"{min(shares):.0%} to {max(shares):.0%} of a plain read"
+    return f"{data.algorithm}, one query, K and V from DRAM: {', '.join(each)}; {of_read}"
 
 
 def table(data: Decoding) -> str:
-    """A row per cell: microseconds, and what each peer takes of the algorithm's time."""
-    peers = [name for name in data.rows[0].ratios if name != "read"]
+    """A row per cell: microseconds, and what each peer takes of the algorithm's time. A peer that doesn't take a cell is a dash."""
+    peers = _peers(data)
     paged = data.rows[0].page_size is not None
     counted = all(row.flops for row in data.rows)
     quantized = data.rows[0].kv_dtype is not None
@@ -105,8 +124,8 @@ def table(data: Decoding) -> str:
         (str(r.batch), f"{r.heads}, {r.kv_heads}", _keys(r), *((r.kv_dtype or "",) if quantized else ()),
          *((str(r.page_size),) if paged else ()), f"{took:.1f}",
          *((f"{(r.flops or 0) / took / 1e6:,.0f}",) if counted else ()), f"{r.nbytes / took / 1e3:,.0f}",
-         f"{r.ratios['read']:.0%}", *(f"{r.microseconds[name]:.1f}" for name in peers),
-         *(f"{r.ratios[name]:.2f}" for name in peers))
+         f"{r.ratios['read']:.0%}", *(f"{r.microseconds[name]:.1f}" if name in r.ratios else "–" for name in peers),
+         *(f"{r.ratios[name]:.2f}" if name in r.ratios else "–" for name in peers))
         for r in data.rows
         for took in [r.microseconds[data.algorithm]]
     ])  # fmt: skip
@@ -164,7 +183,11 @@ def main() -> int:
     rows = list[dict[str, Any]]()
     cells = [replace(cell, kv_dtype=dtype) for dtype in dtypes for cell in CELLS[algorithm]]
     for cell in track(cells, algorithm):
-        rows.append(asdict(measure(algorithm, cell, against, given.rounds)))
+        row = measure(algorithm, cell, against, given.rounds)
+        for name, why in row.failed.items():
+            where = f" with pages of {cell.page_size}" if cell.page_size else ""
+            print(f"not run: {name}{where} ({why})", file=sys.stderr)
+        rows.append(asdict(row))
         torch.cuda.empty_cache()
     data = {"algorithm": algorithm, "rows": rows}
     names, condition = ([algorithm], "quantized") if given.kv_dtype else ([algorithm, *against], None)

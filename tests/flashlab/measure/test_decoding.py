@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import flashlab as fl
-from flashlab.measure import contenders, decoding
+from flashlab.measure import contenders, decoding, paged_peers
 from flashlab.measure.contenders import AGAINST, CELLS, Cell
 from simulator.errors import Unavailable, UsageError
 
@@ -107,6 +108,11 @@ def test_a_table_has_what_was_measured() -> None:
     assert "| 32,768 shared, 256 own |" in decoding.table(result("cascade"))
     assert "| mean 4,096, longest 28,000 | 16 |" in decoding.table(result("paged"))
     assert "TFLOP/s" not in decoding.table(result("mla", flops=None))
+    cells = [result("paged").rows[0], result("paged", ratios={"flashinfer": 1.5, "read": 0.8}).rows[0]]
+    header, _, _, row = decoding.table(result("paged").model_copy(update={"rows": cells})).splitlines()
+    assert header.endswith("| × flash_decoding | × flashinfer | × flashinfer-batch | × cudnn-paged |")
+    assert row.endswith("| – | 1.50 | – | – |"), "a peer that doesn't take a cell"
+    assert "1.50 to 1.50 × cudnn-paged" in decoding.headline(result("paged").model_copy(update={"rows": cells}))
     assert "80% to 80% of a plain read" in decoding.headline(result("cascade"))
 
 
@@ -116,7 +122,7 @@ def test_a_peer_that_is_not_installed_is_one_line(
     def missing() -> Any:
         raise Unavailable("flashinfer cannot be imported")
 
-    monkeypatch.setattr(contenders, "_flashinfer", missing)
+    monkeypatch.setattr(paged_peers, "flashinfer", missing)
     assert contenders.chosen("mla", None) == ([], ["not run: flashinfer (flashinfer cannot be imported)"])
     assert contenders.chosen("cascade", None)[0] == ["flash_decoding", "paged"]
     assert contenders.chosen("cascade", ["paged"]) == (["paged"], [])
@@ -124,6 +130,21 @@ def test_a_peer_that_is_not_installed_is_one_line(
         contenders.chosen("mla_paged", ["flashinfer"])
     with pytest.raises(UsageError, match="against = 'cudnn': expected"):
         contenders.chosen("cascade", ["cudnn"])
+    with pytest.raises(UsageError, match="against = 'cudnn-page': expected one of .*did you mean cudnn-paged"):
+        contenders.chosen("paged", ["cudnn-page"])
+    with pytest.raises(UsageError, match="against = 'flashinfer-batch': expected"):
+        contenders.chosen("flash_decoding", ["flashinfer-batch"])
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    found, lines = contenders.chosen("paged", None)
+    assert found == ["flash_decoding"]
+    assert [line.split(" (")[0] for line in lines] == [
+        "not run: flashinfer",
+        "not run: flashinfer-batch",
+        "not run: cudnn-paged",
+    ]
+    with pytest.raises(Unavailable, match=r"^cudnn cannot be imported \(.*\): pip install nvidia-cudnn-frontend$"):
+        contenders.chosen("paged", ["cudnn-paged"])
     monkeypatch.setattr("sys.argv", ["decoding", "--algorithm", "mla", "--against", "flashinfer"])
     assert decoding.main() == 2
     assert capsys.readouterr().err == "flashinfer cannot be imported\n"
