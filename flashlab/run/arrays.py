@@ -30,6 +30,7 @@ __all__ = [
     "View",
     "cache_refused",
     "check_contiguous",
+    "check_apart",
     "check_out",
     "copy",
     "cupy",
@@ -402,11 +403,20 @@ def check_out(views: Mapping[str, View]) -> None:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
     if out.dtype != output_dtype(q.dtype):
         raise UsageError("out.dtype", out.dtype, f"{output_dtype(q.dtype)}, for q of {q.dtype}")
-    if _overlaps_itself(out):
-        raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
-    for name in "qkv":
-        if _overlap(out, views[name]):
-            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+    check_apart({"out": out}, {name: views[name] for name in "qkv"})
+
+
+def check_apart(outputs: Mapping[str, View], inputs: Mapping[str, View]) -> None:
+    """Refuses an output that isn't apart from the inputs, from the other outputs and from itself. Raises `UsageError`."""
+    others = dict(inputs)
+    for name, output in outputs.items():
+        if _overlaps_itself(output):
+            raise UsageError(f"{name}.strides", output.strides, "elements that don't overlap each other")
+        for other, x in others.items():
+            if _overlap(output, x):
+                apart = "inputs" if other in inputs else "other outputs"
+                raise UsageError(name, f"memory shared with {other}", f"an array apart from the {apart}")
+        others[name] = output
 
 
 def check_contiguous(name: str, x: View) -> None:

@@ -101,7 +101,6 @@ def attention(
         from flashlab.run import paged
 
         named = {
-            "out": out,
             "scales": scales,
             "sinks": sinks,
             "alibi_slopes": alibi_slopes,
@@ -116,7 +115,8 @@ def attention(
         named = {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask}
         return paged.attention(
             PAGED, named | {"k_scale": k_scale, "v_scale": v_scale},
-            algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, **masks,
+            algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, out=out,
+            **masks,
         )  # fmt: skip
     if draft_mask is not None:
         raise host.refused("draft_mask", type(draft_mask).__name__, "None without a block_table")

@@ -15,8 +15,9 @@ __all__ = ["cascade"]
 
 
 def cascade(
-    q: Any, k: Any, v: Any, k_prefix: Any, v_prefix: Any, *, sinks: Any = None, lse: bool = False, causal: bool = False,
-    scale: float | None = None, tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None,
+    q: Any, k: Any, v: Any, k_prefix: Any, v_prefix: Any, *, sinks: Any = None, out: Any = None, lse: bool = False,
+    causal: bool = False, scale: float | None = None, tile: TileLike = None, backend: Backend = "gpu",
+    device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """Attention of requests that begin with the same keys, which are read once for many requests: arrays of CuPy, torch or JAX in
     GPU memory in, the same kind out.
@@ -24,6 +25,7 @@ def cascade(
     q `(batch, heads, len_q, head_dim)` are the requests' queries. k and v `(batch, kv_heads, len_kv, head_dim)` are each one's own
     keys and values, k_prefix and v_prefix `(1, kv_heads, len_prefix, head_dim)` those of the shared prefix. All are float16 or
     bfloat16. Either side may have no keys. Returns `out` `(batch, heads, len_q, head_dim)`; with `lse=True` `(out, lse)`.
+    `out=` is written in place.
 
     Every query sees the whole prefix. `causal` is about the requests' own keys, where it is aligned bottom-right: with it, several
     new tokens are `len_q` queries. `sinks` are as in `fl.attention`. A request has the same bits alone and in any batch.
@@ -43,5 +45,5 @@ def cascade(
     given = {"q": q, "k": k, "v": v, "k_prefix": k_prefix, "v_prefix": v_prefix}
     return paged.attention(
         CASCADE, given if sinks is None else {**given, "sinks": sinks}, algorithm="cascade", lse=lse, tile=tile,
-        backend=backend, device=device, causal=causal, scale=scale,
+        backend=backend, device=device, out=out, causal=causal, scale=scale,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -367,7 +367,7 @@ def attention(
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
         host.check_no_grad(name, x)
     inputs: dict[str, Any] = {name: operand(name, x) for name, x in given.items()}
-    target = None if out is None else _writable(out)
+    target = None if out is None else host.writable("out", out)
     if target is not None:
         arrays.check_out({name: host_view(name, x) for name, x in {**inputs, "out": target}.items()})
     run = emulate(algorithm, lse=lse, tile=tile, device=device, scales=scales, **inputs, **masks)
@@ -376,11 +376,3 @@ def attention(
         target[...] = run.out
     result: Any = host.like(q, run.out) if target is None else target
     return result if run.lse is None else (result, host.like(q, run.lse))
-
-
-def _writable(out: Any) -> Array:
-    if not isinstance(out, np.ndarray):
-        raise UsageError("out", type(out).__name__, "a NumPy array: the emulator writes no other in place")
-    if not out.flags.writeable:
-        raise UsageError("out", "read-only array", "one that can be written")
-    return cast("Array", out)

@@ -158,6 +158,15 @@ def operand(name: str, x: Any) -> Array:
     return values.view(numpy_dtype(FP8)) if floats else values
 
 
+def writable(name: str, x: Any) -> Array:
+    """An output that is written in place. Raises `UsageError` for what isn't NumPy's, or mustn't be written."""
+    if not isinstance(x, np.ndarray):
+        raise UsageError(name, type(x).__name__, "a NumPy array: no other is written in place on a CPU")
+    if not x.flags.writeable:
+        raise UsageError(name, "read-only array", "one that can be written")
+    return cast("Array", x)
+
+
 def from_numpy(values: Array, kind: str, device: Any = None) -> Any:
     """NumPy's array as one of "numpy", "torch", "cupy" or "jax", on one of the framework's devices (None: its default).
 

@@ -16,9 +16,9 @@ __all__ = ["mla"]
 
 
 def mla(
-    q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, algorithm: str | Program = "auto", lse: bool = False,
-    causal: bool = False, window: Any = None, scale: float | None = None, tile: TileLike = None, backend: Backend = "gpu",
-    device: Device | DeviceName | None = None,
+    q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, algorithm: str | Program = "auto", out: Any = None,
+    lse: bool = False, causal: bool = False, window: Any = None, scale: float | None = None, tile: TileLike = None,
+    backend: Backend = "gpu", device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """DeepSeek's latent attention, in the absorbed form that decodes: arrays of CuPy, torch or JAX in GPU memory in, the same kind
     out.
@@ -26,6 +26,7 @@ def mla(
     q `(batch, heads, len_q, 576)` are queries that have absorbed the heads' key matrices. latent `(batch, 1, len_kv, 576)` has one
     row per token for all heads: the row is the key, and its first 512 numbers are the value. Both are float16 or bfloat16. Returns
     `out` `(batch, heads, len_q, 512)`, which the heads' value matrices are still to be applied to; with `lse=True` `(out, lse)`.
+    `out=` is written in place.
 
     `scale=None` is 1/sqrt(192), that of a head before absorption (128 numbers, and 64 of RoPE). `causal` is aligned bottom-right:
     with it, several new tokens are `len_q` queries.
@@ -54,5 +55,5 @@ def mla(
     given = {"q": q, "latent": latent, **({"block_table": block_table, "seq_lens": seq_lens} if in_pages else {})}
     return paged.attention(
         PAGED_LATENT if in_pages else LATENT, given, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device,
-        causal=causal, window=window, scale=scale,
+        out=out, causal=causal, window=window, scale=scale,
     )  # fmt: skip

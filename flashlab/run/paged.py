@@ -10,6 +10,7 @@ from flashlab.run import arrays, host
 from flashlab.run import plan as plans
 from flashlab.run.plan import Plan
 from simulator.devices import Device
+from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown
 from simulator.names import Backend, DeviceName
 from simulator.operations.operation import Operation
@@ -22,9 +23,12 @@ __all__ = ["attention"]
 
 def attention(
     operation: Operation, given: dict[str, Any], *, algorithm: str | Program, lse: bool, tile: TileLike, backend: Backend,
-    device: Device | DeviceName | None, **masks: Unpack[Masks],
+    device: Device | DeviceName | None, out: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
-    """An operation whose outputs are `out` and the LSE. `given` are its operands by name: q, pools, a table, perhaps lengths."""
+    """An operation whose outputs are `out` and the LSE. `given` are its operands by name: q, pools, a table, perhaps lengths.
+
+    `out` is written in place, if it is given.
+    """
     found = operation.bound((), given)
     for name, x in found.items():
         host.check_no_grad(name, x)
@@ -40,10 +44,13 @@ def attention(
                 raise UsageError(
                     name, type(x).__name__, f"an array of the same kind as q ({type(found['q']).__name__})"
                 )
+        target = None if out is None else _checked(operation, found, out, **masks)
         run = emulate(
             plans.elsewhere(algorithm, operation), **found, lse=lse, tile=tile, device=device, **masks
         ).checked()
         outputs = {name: host.like(found["q"], x) for name, x in run.outputs.items()}
+        if target is not None:
+            target[...], outputs["out"] = run.out, target
     else:
         if device is not None:
             raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
@@ -53,8 +60,18 @@ def attention(
         shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
         with framework.stream(views["q"].device):
             device_number = views["q"].device
-            outputs = _plan(operation, shapes, device_number, plans.ARCH, algorithm, tile, lse, **masks).run(found)
+            plan = _plan(operation, shapes, device_number, plans.ARCH, algorithm, tile, lse, **masks)
+            outputs = plan.run(found, out=out)
     return (outputs["out"], outputs["lse"]) if lse else outputs["out"]
+
+
+def _checked(operation: Operation, given: dict[str, Any], out: Any, **masks: Unpack[Masks]) -> Array:
+    """An `out` of NumPy's. Raises `UsageError` for one of another shape or dtype, or that isn't apart from the inputs."""
+    inputs, target = {name: host.operand(name, x) for name, x in given.items()}, host.writable("out", out)
+    operation.check(operation.problem(inputs, **masks), {"out": target})
+    views = {name: arrays.host_view(name, x) for name, x in inputs.items()}
+    arrays.check_apart({"out": arrays.host_view("out", target)}, views)
+    return target
 
 
 @functools.lru_cache(maxsize=4096, typed=True)

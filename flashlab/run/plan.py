@@ -16,7 +16,7 @@ import numpy as np
 import kernels_cu
 from flashlab.run import abi, arrays, host, nvrtc, tma, tritonc
 from flashlab.run.abi import At
-from flashlab.run.arrays import Allocate, View, cupy, from_the_pool
+from flashlab.run.arrays import Allocate, Framework, Place, View, cupy, from_the_pool
 from flashlab.run.devices import current_device
 from simulator import catalogue, count
 from simulator.catalogue import Kernel
@@ -210,14 +210,14 @@ class Plan:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {MOST_BLOCKS:,}")
         tensors = self.counts.tensors
-        self.outputs = [
-            x for x in self.operation.outputs if x.when(problem) and x.name in tensors and (lse or not x.asked)
-        ]
-        returned = {x.name for x in self.outputs}
+        self._returned = _returned(self.operation, self.counts, lse)
+        self._required = {x.name for x in self.operation.required}
+        self._known = {x.name for x in self.operation.inputs} | self._returned.keys()
         self.zeros = {x.name: _Zeros(x.nbytes) for x in tensors.values() if x.zeros}
         self.workspace = sum(x.nbytes for x in tensors.values() if x.role == "workspace" and not x.zeros)
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
+        self._called = functools.lru_cache(_MOST_KEPT)(self._call)
         self._shape = abi.shape_struct(problem, config.heads_together)
         self._launches = [
             _LAUNCHES[kernel.language](kernel, self.counts, launch, arch)
@@ -229,7 +229,7 @@ class Plan:
             for name, x in abi.defaults(self.counts, self.operation).items()
         }
         for x in tensors.values():
-            if x.role == "output" and x.name not in returned:
+            if x.role == "output" and x.name not in self._returned:
                 self._left_out[x.name] = arrays.unread(x.nbytes, self._gpu)
         for x in tensors.values():
             if x.role != "workspace" and not x.vector and x.row_bytes != x.cols * x.itemsize:
@@ -264,36 +264,53 @@ class Plan:
 
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Runs on arrays by name, of CuPy, torch or JAX on the plan's GPU; the outputs by name, of the same kind. An
-        `rng_state` of NumPy's is copied there first.
+        `rng_state` of NumPy's is copied there first. Outputs that are given (`out=`, of CuPy or torch) are written in place.
 
         The kernels are queued on the framework's current stream there. Raises `UsageError` for arrays that aren't those of
         the plan's problem, or lie elsewhere.
         """
-        inputs = self.operation.bound((), {**(given or {}), **named})
-        state = inputs.pop("rng_state") if isinstance(inputs.get("rng_state"), np.ndarray) else None
-        framework = arrays.framework_of(inputs)
-        held = framework.shared(inputs)
-        views = framework.views({name: framework.place(name, x) for name, x in held.items()})
-        first = next(iter(views))
-        if (device := views[first].device) != self._gpu:
+        handed = {name: x for name, x in {**(given or {}), **named}.items() if x is not None}
+        if not self._required <= handed.keys() <= self._known:
+            self.operation.bound((), {name: x for name, x in handed.items() if name not in self._returned})
+        state = handed.pop("rng_state") if isinstance(handed.get("rng_state"), np.ndarray) else None
+        framework = arrays.framework_of(handed)
+        held = framework.shared(handed)
+        places = {name: framework.place(name, x) for name, x in held.items()}
+        first, (*_, device) = next(iter(places.items()))
+        if device != self._gpu:
             raise UsageError(f"{first}.device", device, f"GPU {self._gpu}, for which the plan was made")
-        self.operation.check(
-            self.counts.problem, views if state is None else {**views, "rng_state": state}, self.counts.tile
-        )
+        with framework.stream(device):
+            if state is not None:
+                held["rng_state"] = x = framework.numbers(np.ascontiguousarray(state))
+                places["rng_state"] = framework.place("rng_state", x)
+            for name, (shape, dtype) in self._returned.items():
+                if name not in handed:
+                    held[name] = x = framework.empty(shape, dtype)
+                    places[name] = framework.place(name, x)
+                elif not framework.writable:
+                    raise UsageError(
+                        name, "an immutable array", "None: only CuPy and torch arrays are written in place"
+                    )
+            if ready := self._called(framework, tuple(places.items())):
+                ready.launch(allocate=framework.allocate)
+            else:
+                self.launch_padded(framework.views(places), allocate=framework.allocate)
+            return {
+                name: handed[name] if name in handed else framework.hand_back(held[name], handed[first])
+                for name in self._returned
+            }
+
+    def _call(self, framework: Framework, places: tuple[tuple[str, Place], ...]) -> Ready | None:
+        """The plan for arrays that lie there, checked; None if some must go through padded buffers. Whatever its checks depend
+        on is an argument, so each is made once."""
+        views = framework.views(dict(places))
+        self.operation.check(self.counts.problem, views, self.counts.tile)
+        outputs = {name: view for name, view in views.items() if name in self._returned}
+        arrays.check_apart(outputs, {name: view for name, view in views.items() if name not in outputs})
         for name, view in views.items():
             if self.counts.tensors[name].vector:
                 arrays.check_contiguous(name, view)
-        outputs = dict[str, Any]()
-        with framework.stream(device):
-            if state is not None:
-                held["rng_state"] = framework.numbers(np.ascontiguousarray(state))
-                views["rng_state"] = framework.view("rng_state", framework.place("rng_state", held["rng_state"]))
-            for operand in self.outputs:
-                shape = operand.shape(self.counts.problem, self.counts.tile)
-                outputs[operand.name] = x = framework.empty(shape, operand.dtype_in(self.counts.problem))
-                views[operand.name] = framework.view(operand.name, framework.place(operand.name, x))
-            self.launch_padded(views, allocate=framework.allocate)
-            return {name: framework.hand_back(x, inputs[first]) for name, x in outputs.items()}
+        return self.ready(views) if all(self.fits(name, view) for name, view in views.items()) else None
 
     @functools.cached_property
     def boxed(self) -> frozenset[str]:
@@ -353,9 +370,9 @@ def plan(
     `arch` as `FLASHLAB_ARCH`: the kernels of that architecture, configured as for the first device of the table that has it.
 
     On a GPU, making the plan is the warm-up: the kernels are compiled, or found on disk, and loaded. From then on neither
-    `run` nor `fl.attention` on such arrays compiles anything, and a CUDA graph can capture the first call. `.workspace` is
-    how many bytes a call allocates beside the outputs that it returns. Calls run on the framework's current stream, and
-    several threads may call at once.
+    `run` nor `fl.attention` on such arrays compiles anything, and a CUDA graph can capture the first call. Outputs may be given,
+    too: `run(q=q, k=k, v=v, out=out)` writes them in place. `.workspace` is how many bytes a call allocates beside them. Calls
+    run on the framework's current stream, and several threads may call at once.
 
     Raises `UsageError`, `SramOverflow` for a tile that doesn't fit, `Unavailable` for what isn't here.
 
@@ -442,18 +459,29 @@ class SimulatorPlan:
         self.row, self.device, self._lse = catalogue.get(algorithm), device, lse
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
 
-    def inputs(self, given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays as NumPy's, checked against the problem. Raises `UsageError`."""
-        found = self.row.operation.bound((), {**(given or {}), **named})
-        inputs = {name: host.operand(name, x) for name, x in found.items()}
-        self.row.operation.check(self.counts.problem, inputs, self.counts.tile)
-        return inputs
-
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Runs on arrays by name; the outputs by name, NumPy."""
+        """Runs on arrays by name; the outputs by name, NumPy. Outputs that are given (`out=`, NumPy) are written in place.
+
+        Raises `UsageError` for arrays that aren't those of the plan's problem.
+        """
+        returned, handed = _returned(self.row.operation, self.counts, self._lse), {**(given or {}), **named}
+        found = self.row.operation.bound((), {name: x for name, x in handed.items() if name not in returned})
+        inputs = {name: host.operand(name, x) for name, x in found.items()}
+        written = {name: host.writable(name, handed[name]) for name in returned if handed.get(name) is not None}
+        self.row.operation.check(self.counts.problem, {**inputs, **written}, self.counts.tile)
+        arrays.check_apart(
+            *({name: arrays.host_view(name, x) for name, x in each.items()} for each in (written, inputs))
+        )
+        outputs = self._outputs(inputs)
+        for name, x in written.items():
+            x[...] = outputs[name]
+        return {**outputs, **written}
+
+    def _outputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         asked = ("lse",) if self._lse else ()
-        inputs, tile = self.inputs(given, named), self.counts.tile
-        run = run_on_data(self.row.program, inputs, self.counts.problem, tile=tile, device=self.device, asked=asked)
+        run = run_on_data(
+            self.row.program, inputs, self.counts.problem, tile=self.counts.tile, device=self.device, asked=asked
+        )
         return dict(run.outputs)
 
 
@@ -464,15 +492,20 @@ class EmulatorPlan(SimulatorPlan):
         super().__init__(algorithm, problem, tile, lse, device)
         self.row.check(problem, device, self.counts.tile)
 
-    def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Runs on arrays by name; the outputs by name, NumPy."""
+    def _outputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         from flashlab.run.emulated import emulate_problem  # only where a kernel is emulated
 
-        inputs = self.inputs(given, named)
         done = emulate_problem(
             self.row, self.counts.problem, inputs, lse=self._lse, tile=self.counts.tile, device=self.device
         )
         return dict(done.checked().outputs)
+
+
+def _returned(operation: Operation, counts: Counts, lse: bool) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The outputs that a call returns, by name: their shapes and dtypes."""
+    p, tensors = counts.problem, counts.tensors
+    outputs = [x for x in operation.outputs if x.when(p) and x.name in tensors and (lse or not x.asked)]
+    return {x.name: (x.shape(p, counts.tile), x.dtype_in(p)) for x in outputs}
 
 
 def _of_four_axes(view: View) -> tuple[int, ...]:

@@ -137,8 +137,14 @@ def test_the_call() -> None:
         q, k, v, block_table=table, lengths=p.lengths, causal=True, backend="emulator", algorithm="paged"
     )
     assert again.tobytes() == out.tobytes()
+    target = np.zeros_like(out)
+    written = fl.attention(q, k, v, block_table=table, seq_lens=lens, causal=True, backend="emulator", out=target)
+    assert written is target
+    assert target.tobytes() == out.tobytes()
     for wrong, line in (
-        ({"out": out}, "out = ndarray: expected None with a block_table"),
+        ({"out": out[:1]}, "out.shape = "),
+        ({"out": out.astype(np.float32)}, "out.dtype = 'float32': expected float16"),
+        ({"out": q}, "out = 'memory shared with q': expected an array apart from the inputs"),
         ({"algorithm": "flash_decoding"}, "algorithm = 'flash_decoding': expected one of paged"),
         ({"block_table": None}, "block_table = None: expected an array"),
         ({"seed": 3}, "seed = 3: expected"),

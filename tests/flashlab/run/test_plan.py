@@ -85,6 +85,52 @@ def test_a_plan_is_the_warm_up(
     assert [entry for entry, *_ in cupy.launches] == entries
 
 
+@pytest.mark.parametrize("head_dim", [64, 36], ids=["as they lie", "padded"])
+def test_outputs_that_are_given_are_written_in_place(cupy: FakeCupy, given: Any, head_dim: int) -> None:
+    p = problem("flash2", head_dim=head_dim)
+    plan, arrays_ = fl.plan("flash2", p, lse=True), given(p)
+    expected = plan.run(arrays_)
+    if not arrays.framework("q", arrays_["q"]).writable:
+        with pytest.raises(fl.UsageError, match="out = 'an immutable array': expected None"):
+            plan.run(arrays_, out=expected["out"])
+        return
+    target = plan.run(given(p))["out"]  # of other inputs: it isn't what is expected
+    getattr(target, "x", target).host[...] = 0
+    cupy.log.clear()
+    found = plan.run(arrays_, out=target)
+    assert found["out"] is target and list(found) == ["out", "lse"]
+    assert head_dim == 36 or sum(cupy.log) == LSE + plan.workspace
+    for name in found:
+        same = [getattr(x[name], "x", x[name]).host.tobytes() for x in (found, expected)]
+        assert same[0] == same[1]
+    for wrong, line in (
+        ({"out": arrays_["q"]}, "out = 'memory shared with q': expected an array apart from the inputs"),
+        ({"out": expected["lse"]}, r"out.shape = .*: expected "),
+        ({"outs": target}, "operand = 'outs': expected one of q, k, v"),
+    ):
+        with pytest.raises(fl.UsageError, match=line):
+            plan.run(arrays_, **wrong)
+    with pytest.raises(fl.UsageError, match="operand = 'lse': expected one of"):
+        fl.plan("flash2", p).run(arrays_, lse=expected["lse"])
+
+
+@pytest.mark.parametrize("backend", ["simulator", "emulator"])
+def test_a_plan_on_the_cpu_writes_outputs_in_place(backend: Any) -> None:
+    p = fl.Problem(batch=1, heads=2, len_q=40, head_dim=16, dtype="float16", causal=True)
+    plan, inputs = fl.plan("flash2", p, backend=backend, lse=True), dict(zip("qkv", fl.random_inputs(p), strict=True))
+    expected, target = plan.run(inputs), np.zeros((1, 2, 40, 16), np.float16)
+    found = plan.run(inputs, out=target)
+    assert found["out"] is target and list(found) == ["out", "lse"]
+    assert all(found[name].tobytes() == expected[name].tobytes() for name in found)
+    for wrong, line in (
+        (inputs["q"], "out = 'memory shared with q': expected an array apart from the inputs"),
+        (target[:, :1], r"out.shape = \(1, 1, 40, 16\): expected \(1, 2, 40, 16\)"),
+        (target.tolist(), "out = 'list': expected a NumPy array"),
+    ):
+        with pytest.raises(fl.UsageError, match=line):
+            plan.run(inputs, out=wrong)
+
+
 @pytest.mark.parametrize("lse", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: Any, algorithm: str, lse: bool) -> None:
