@@ -1,4 +1,5 @@
-// Cascade attention (FlashInfer, arXiv 2501.01005): requests that begin with the same keys, with causal masks, sinks, GQA, any lengths.
+// Cascade attention (FlashInfer, arXiv 2501.01005): requests that begin with the same keys, with causal masks, a soft cap, sinks, GQA,
+// any lengths.
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype, 16 bits
 //   k_prefix, v_prefix (1, kv_heads, len_prefix, head_dim)    lse (batch, heads, len_q) float32, or NULL    rows padded to 16 bytes
@@ -151,6 +152,10 @@ DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* par
         for (int i = 0; i < ROW_FRAGMENTS; ++i) mma(s[i][n], s[i][n + 1], a[i], b);
       }
     }
+
+    if constexpr (SOFT_CAP)
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) Tanh::apply(s[i], shape.scale / shape.soft_cap);
 
     // step: mask
     if (j > last_full) {

@@ -26,7 +26,7 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k, const __grid_constant__ Pool v, const Tensor out,
-             float* lse, const int* block_table, const int* seq_lens, unsigned* drawn, const Shape shape) {
+             float* lse, const float* sinks, const int* block_table, const int* seq_lens, unsigned* drawn, const Shape shape) {
   const RequestSram sram;
   open_requests(sram);
   RequestAgenda agenda{shape, sram};
@@ -126,6 +126,9 @@ flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k
     const Keys full = full_tiles(own, work.first_row, last_row, BC);  // need no mask
     float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
     softmax.begin();
+
+    // step: normalize (its sink, ahead)
+    const float sink = of_head<SINKS>(sinks, work.head, -INF);
 
     // step: load_q
     mbarrier_wait(sram.q_full(), q_parity);
@@ -234,8 +237,9 @@ flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k
       const int row = lane_row + 8 * half;
 
       // step: normalize
-      const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
-      const float factor = sum > 0 ? reciprocal(sum) : 0;
+      float sum = quad_sum(softmax.l[half]);
+      const float alpha = join_sink(softmax.m[half], sum, sink);
+      const float factor = sum > 0 ? alpha * reciprocal(sum) : 0;  // a row without keys has a sum of 0 and gets 0
 
       // step: store_o
       store_o(out, shape, work, row, o, half, factor);

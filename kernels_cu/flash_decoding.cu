@@ -1,7 +1,8 @@
-// Flash-Decoding (Dao, Haziza, Massa, Sizov 2023): few queries against many keys, with causal masks, windows, GQA and any lengths.
+// Flash-Decoding (Dao, Haziza, Massa, Sizov 2023): few queries against many keys, with causal masks, windows, a soft cap, sinks,
+// GQA and any lengths.
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype
-//   lse (batch, heads, len_q) float32, or NULL    rows padded to 16 bytes
+//   lse (batch, heads, len_q) float32, or NULL    sinks (heads) float32    rows padded to 16 bytes
 //   partial (batch * kv_heads, places, rows, head_dim), partial_m, partial_l (batch * kv_heads, places, rows)    float32
 //   arrivals (batch * kv_heads, nodes, row tiles, WARPS)    zeros
 //
@@ -318,13 +319,12 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
   for (int stage = 0; stage < STAGES; ++stage) copies.load(stage);
 
   const Scores scores(shapes);
-  const auto [c_of_all, sign] = scores;
   int stage = 0, q_slot = 0;
   for (Unit unit = copies.found.before_first(); copies.found.next(unit);) {
     const Place place(units, unit);
     if (!place.has_keys()) continue;
     const Shape& shape = units.alone(unit);
-    Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
+    Keys full = scores.sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
     if constexpr (DRAFTS) full.last = min(full.last, first_draft_tile(shape) - 1);
 
     // step: load_q
@@ -336,7 +336,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
       const int query = (place.first_row + lane_id()) / units.group;
       if (lane_id() < place.rows) drafts.word = load_global<unsigned>(draft_mask + unit.batch * shape.len_q + query);
     }
-    const float c = times_scale<K_SCALE>(c_of_all, scales.of_k, unit.kv_head);
+    const float c = times_scale<K_SCALE>(SOFT_CAP ? shape.scale / shape.soft_cap : scores.c, scales.of_k, unit.kv_head);
     const float v_scale = scale_of<V_SCALE>(scales.of_v, unit.kv_head);
     q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
     copy_wait<STAGES - 1>();
@@ -347,6 +347,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 #else
     const QueryFactors<QUERY_FRAGMENTS> factors(q_tile, channels, c);
 #endif
+    const auto c_of = [&](int n, int e) { return SOFT_CAP ? scores.c : factors.c(n, e); };  // what a score is multiplied with
 
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
       const Keys tiles = place.tiles_of(chunk);
@@ -385,6 +386,16 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
         }
 
         if constexpr (K_SCALE == TOKEN) scale_keys(s, sram.k_scale(stage));
+        if constexpr (SOFT_CAP) {
+#pragma unroll
+          for (int i = 0; i < KEY_FRAGMENTS; ++i) {
+#pragma unroll
+            for (int n = 0; n < QUERY_FRAGMENTS; ++n)
+#pragma unroll
+              for (int e = 0; e < 4; ++e) s[i][n][e] *= factors.c(n, e % 2);
+            Tanh::apply(s[i], 1);
+          }
+        }
 
         // step: mask
         if (j < full.first || j > full.last) {
@@ -405,7 +416,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
             float top = s[0][n][e];
 #pragma unroll
             for (int i = 0; i < KEY_FRAGMENTS; ++i) top = fmaxf(top, fmaxf(s[i][n][e], s[i][n][2 + e]));
-            top = fmaxf(m[n][e], factors.c(n, e) * column_max(top));
+            top = fmaxf(m[n][e], c_of(n, e) * column_max(top));
             alpha[n][e] = exp2_approx(m[n][e] - top);
             risen |= top > m[n][e];
             m[n][e] = top;
@@ -430,7 +441,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
           for (int n = 0; n < QUERY_FRAGMENTS; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-              s[i][n][e] = exp2_approx(factors.c(n, e % 2) * s[i][n][e] - m[n][e % 2]);
+              s[i][n][e] = exp2_approx(c_of(n, e % 2) * s[i][n][e] - m[n][e % 2]);
               l[n][e % 2] += s[i][n][e];
             }
 
@@ -529,6 +540,7 @@ DEVICE Part of_all_warps(const Sram& sram, int row) {
 struct Results {
   const Tensor& out;
   float* lse;
+  const float* sinks;
   float* partial;
   float* partial_m;
   float* partial_l;
@@ -665,9 +677,10 @@ struct Results {
   DEVICE void store_row(int row, const Part& x) const {
     const int packed = first_row + row, query = packed / units.group, head = unit.kv_head * units.group + packed % units.group;
     // step: store_o
-    const float factor = x.l > 0 ? reciprocal(x.l) : 0;
-    char* to = row_address(out, unit.batch, head, query);
     lanes_meet();
+    float m = x.m, l = x.l;
+    const float alpha = join_sink(m, l, of_head<SINKS>(sinks, head, -INF)), factor = l > 0 ? alpha * reciprocal(l) : 0;
+    char* to = row_address(out, unit.batch, head, query);
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
       const int column = 128 * turn + 4 * lane_id();
@@ -676,7 +689,7 @@ struct Results {
 
     // step: store_lse
     if (lane_id() == 0 && lse)
-      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query, (x.m + log2_approx(x.l)) * LN2);
+      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query, (m + log2_approx(l)) * LN2);
   }
 };
 
@@ -711,11 +724,11 @@ DEVICE void merge(Results results, const Sram& sram) {
 }
 
 DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const Tensor& out, float* lse,
-                   const int* table, const unsigned* draft_mask, float* partial, float* partial_m, float* partial_l, unsigned* arrivals,
-                   const Shape& shape, const Units& units) {
+                   const float* sinks, const int* table, const unsigned* draft_mask, float* partial, float* partial_m, float* partial_l,
+                   unsigned* arrivals, const Shape& shape, const Units& units) {
   const Sram sram;
   sram.name();
-  const Results results{out, lse, partial, partial_m, partial_l, shape, units, arrivals, Room(units.most_runs(), shape.len_kv)};
+  const Results results{out, lse, sinks, partial, partial_m, partial_l, shape, units, arrivals, Room(units.most_runs(), shape.len_kv)};
   if (warp_id() < WARPS)
     compute(q, k, v, scales, table, draft_mask, shape, units, sram);
   else
@@ -739,14 +752,16 @@ DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Cach
 
 #if PAGED
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
-paged(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, SCALES_OF_CACHE const int* block_table, const int* seq_lens,
-      MASK_OF_DRAFTS float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
-  decode(q, k, v, GIVEN_SCALES, out, lse, block_table, GIVEN_DRAFTS, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
+paged(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const float* sinks,
+      SCALES_OF_CACHE const int* block_table, const int* seq_lens, MASK_OF_DRAFTS float* partial, float* partial_m, float* partial_l,
+      unsigned* arrivals, const Shape shape) {
+  decode(q, k, v, GIVEN_SCALES, out, lse, sinks, block_table, GIVEN_DRAFTS, partial, partial_m, partial_l, arrivals, shape,
+         Units(shape, seq_lens));
 }
 #else
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
-flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, SCALES_OF_CACHE float* partial,
-               float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
-  decode(q, k, v, GIVEN_SCALES, out, lse, nullptr, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
+flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const float* sinks,
+               SCALES_OF_CACHE float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
+  decode(q, k, v, GIVEN_SCALES, out, lse, sinks, nullptr, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
 }
 #endif

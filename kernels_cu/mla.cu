@@ -1,8 +1,8 @@
 // Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434): few queries of many heads against one row per token, split
-// as Flash-Decoding, with causal masks, windows and any lengths.
+// as Flash-Decoding, with causal masks, windows, a soft cap, sinks and any lengths.
 //
 //   q (batch, heads, len_q, HEAD_DIM)    latent (batch, 1, len_kv, HEAD_DIM)    out (batch, heads, len_q, VALUE_DIM)
-//   lse (batch, heads, len_q) float32, or NULL    q, latent and out in the storage dtype, 16 bits
+//   lse (batch, heads, len_q) float32, or NULL    sinks (heads) float32    q, latent and out in the storage dtype, 16 bits
 //   partial (batch, places, rows, VALUE_DIM), partial_m, partial_l (batch, places, rows)    float32
 //   arrivals (batch, nodes, row tiles, warps)    zeros
 //
@@ -168,6 +168,8 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
       for (int n = 0; n < S_FRAGMENTS; n += 2) mma(s[n], s[n + 1], a, load_b_rows(tile, key_warp() * WARP_KEYS + 8 * n, d));
     }
 
+    if constexpr (SOFT_CAP) Tanh::apply(s, shape.scale / shape.soft_cap);
+
     // step: mask
     if (j < full.first || j > full.last) {
       scores.flip(s);
@@ -255,6 +257,7 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
 struct Results {
   const Tensor& out;
   float* lse;
+  const float* sinks;
   float* partial;
   float* partial_m;
   float* partial_l;
@@ -278,6 +281,8 @@ struct Results {
     return lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
   }
 
+  DEVICE float sink_of(int row) const { return of_head<SINKS>(sinks, (first_row + row) % group, -INF); }
+
   // A unit's rows, of which each warp has its own columns.
   DEVICE void store(const Level& level, int rows, const Output& x) const {
 #pragma unroll
@@ -287,7 +292,10 @@ struct Results {
         const int row = row_of(i, half);
         const bool inside = row < rows;
         if (level.is_root()) {
-          const float factor = x.l[i][half] > 0 ? reciprocal(x.l[i][half]) : 0;
+          // step: store_o (its sink)
+          lanes_meet();
+          float m = x.m[i][half], l = x.l[i][half];
+          const float alpha = join_sink(m, l, inside ? sink_of(row) : -INF), factor = l > 0 ? alpha * reciprocal(l) : 0;
           char* to = out_row(inside ? row : 0) + warp_id() * WARP_COLUMNS * ELEMENT_BYTES;
           // step: store_o (of a unit)
           ::store_row(to, x.o[i], half, factor, inside ? WARP_COLUMNS * ELEMENT_BYTES : 0);
@@ -295,7 +303,7 @@ struct Results {
           // step: store_lse (of a unit)
           lanes_meet();
           if (warp_id() == 0 && lane_id() % 4 == 0 && inside && lse)
-            store_global(lse_at(row), (x.m[i][half] + log2_approx(x.l[i][half])) * LN2);
+            store_global(lse_at(row), (m + log2_approx(l)) * LN2);
         } else {
           const long long at = part_at(level.place_of(level.node), row);
           // step: store_partial
@@ -347,6 +355,14 @@ struct Results {
       }
       const Weights weights(m, l);
       const Level above = level.above();
+      float factor = 1;
+      m = weights.m, l = weights.l;
+      if (above.is_root()) {
+        // step: store_o (the row's sink)
+        lanes_meet();
+        factor = join_sink(m, l, sink_of(row));
+        factor = l > 0 ? factor * reciprocal(l) : 0;
+      }
 #pragma unroll 1  // or what is asked for at once fills the registers
       for (int turn = 0; turn < TURNS; ++turn) {
         const int column = 128 * turn + 4 * lane;
@@ -364,18 +380,18 @@ struct Results {
           }
           sides[side] = weights.merged<Weights::LEVELS - 1>(o, side, side * CHILDREN / 2);
         }
-        store_columns(above, row, column, weights.whole(sides[0], sides[1]), weights.l);
+        store_columns(above, row, column, weights.whole(sides[0], sides[1]), factor);
       }
-      store_statistics(above, row, weights.m, weights.l);
+      store_statistics(above, row, m, l);
     }
   }
 
   // What has been merged of a row: four columns of each lane, and the statistics.
-  DEVICE void store_columns(const Level& level, int row, int column, float4 o, float l) const {
+  DEVICE void store_columns(const Level& level, int row, int column, float4 o, float factor) const {
     lanes_meet();
     if (level.is_root()) {
       // step: store_o
-      store_elements(out_row(row) + column * ELEMENT_BYTES, times(o, l > 0 ? reciprocal(l) : 0));
+      store_elements(out_row(row) + column * ELEMENT_BYTES, times(o, factor));
     } else {
       // step: store_partial (of a node)
       store_global(partial + part_at(level.place_of(level.node), row) * VALUE_DIM + column, o);
@@ -404,12 +420,13 @@ DEVICE void for_each_unit(Results results, Work work) {
   }
 }
 
-DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, float* lse, const int* table, float* partial, float* partial_m,
-                   float* partial_l, unsigned* arrivals, const Shape& batch, const Units& units) {
+DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, float* lse, const float* sinks, const int* table, float* partial,
+                   float* partial_m, float* partial_l, unsigned* arrivals, const Shape& batch, const Units& units) {
   const Sram sram;
   sram.name();
   const Divisor group(units.group), page_size(PAGED ? batch.page_size : 1);
-  const Results results{out, lse, partial, partial_m, partial_l, batch, units, group, arrivals, Room(units.most_runs(), batch.len_kv)};
+  const Room room(units.most_runs(), batch.len_kv);
+  const Results results{out, lse, sinks, partial, partial_m, partial_l, batch, units, group, arrivals, room};
   for_each_unit(results, [&](const Results& here, const Place& place) {
     const Shape& shape = units.alone(here.unit);
     const Keys tiles = place.tiles_of(place.chunks.first);
@@ -431,14 +448,14 @@ DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, flo
 
 #if PAGED
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-mla_paged(const Tensor q, const Tensor latent, const Tensor out, float* lse, const int* block_table, const int* seq_lens, float* partial,
-          float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
-  decode(q, latent, out, lse, block_table, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
+mla_paged(const Tensor q, const Tensor latent, const Tensor out, float* lse, const float* sinks, const int* block_table,
+          const int* seq_lens, float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
+  decode(q, latent, out, lse, sinks, block_table, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-mla(const Tensor q, const Tensor latent, const Tensor out, float* lse, float* partial, float* partial_m, float* partial_l,
-    unsigned* arrivals, const Shape shape) {
-  decode(q, latent, out, lse, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
+mla(const Tensor q, const Tensor latent, const Tensor out, float* lse, const float* sinks, float* partial, float* partial_m,
+    float* partial_l, unsigned* arrivals, const Shape shape) {
+  decode(q, latent, out, lse, sinks, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
 }
 #endif

@@ -1,7 +1,7 @@
 // Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), on Hopper: TMA, WGMMA, and a warpgroup for each task.
 //
 //   q (batch, heads, len_q, HEAD_DIM)    latent (batch, 1, len_kv, HEAD_DIM)    out (batch, heads, len_q, VALUE_DIM)
-//   lse (batch, heads, len_q) float32, or NULL    q, latent and out in float16 or bfloat16
+//   lse (batch, heads, len_q) float32, or NULL    sinks (heads) float32    q, latent and out in float16 or bfloat16
 //   partial (batch, chunks, rows, VALUE_DIM), partial_m, partial_l (batch, chunks, rows)    float32
 //
 // A unit of work is 64 rows and a chunk of 1,024 keys, which begins at a multiple of 1,024. A block takes one unit after the other. A
@@ -117,6 +117,7 @@ DEVICE unsigned chunk_of(TileT tile, int row, int chunk) {
 struct Results {
   const Tensor& out;
   float* lse;
+  const float* sinks;
   float* partial;
   float* partial_m;
   float* partial_l;
@@ -130,6 +131,7 @@ struct Results {
     const int packed = first_row + row;
     return row_address(out, unit.batch, packed % group, packed / group);
   }
+  DEVICE float sink_of(int row) const { return of_head<SINKS>(sinks, (first_row + row) % group, -INF); }
   DEVICE long long part_at(int row) const {
     return (static_cast<long long>(unit.batch) * units.most_runs() + unit.run) * units.all_rows + first_row + row;
   }
@@ -365,6 +367,8 @@ struct Weighing {
       release(sram.empty(ring.slot, ROPE));
       ring.advance();
 
+      if constexpr (SOFT_CAP) Tanh::apply(s, shape.scale / shape.soft_cap);
+
       // step: mask
       if (j < full.first || j > full.last) {
         scores.flip(s);
@@ -396,9 +400,18 @@ struct Weighing {
     }
 
     // step: share_sum (the scores' side)
-    l[0] = quad_sum(l[0]), l[1] = quad_sum(l[1]);
+    float whole[2] = {l[0] = quad_sum(l[0]), l[1] = quad_sum(l[1])};  // what the output is to be divided by
+    if (SINKS && is_whole(place)) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        lanes_meet();
+        const float sink = own_row(half) < place.rows ? here.sink_of(own_row(half)) : -INF;
+        whole[half] += exp2_approx(sink * LOG2E - m[half]);
+        join_sink(m[half], l[half], sink);
+      }
+    }
     mbarrier_wait(sram.p_empty(), p_parity ^ 1);
-    pass_on(l);
+    pass_on(whole);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       lanes_meet();
@@ -584,8 +597,8 @@ struct Total {
 };
 
 // Adds up what the chunks of a row have. A block has the row, and each of its warps 128 of the columns.
-DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float* partial, const float* partial_m, const float* partial_l,
-                  const Shape& batch) {
+DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* lengths, const float* partial, const float* partial_m,
+                  const float* partial_l, const Shape& batch) {
   const int heads = batch.heads, all_rows = batch.len_q * heads;
   const int request = blockIdx.x / all_rows, row = blockIdx.x - request * all_rows, query = row / heads, head = row - query * heads;
   const int first_row = row / BR * BR, last_row = min(first_row + BR, all_rows) - 1;
@@ -604,7 +617,8 @@ DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float
     total.add<MANY>(partial, partial_m, partial_l, first_part, all_rows, chunks);
 
   // step: store_o
-  const float4 o = neighbours(times(total.o, total.l > 0 ? reciprocal(total.l) : 0));
+  const float alpha = join_sink(total.m, total.l, of_head<SINKS>(sinks, head, -INF));
+  const float4 o = neighbours(times(total.o, total.l > 0 ? alpha * reciprocal(total.l) : 0));
   store_elements(row_address(out, request, head, query) + (warp_id() * 128 + first_of_neighbours()) * ELEMENT_BYTES, o);
 
   // step: store_lse
@@ -620,34 +634,34 @@ using Pool = Tensor;
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-mla_hopper_paged(const Tensor q, const __grid_constant__ Pool latent, const Tensor out, float* lse, const int* block_table,
-                 const int* seq_lens, float* partial, float* partial_m, float* partial_l, const Shape shape) {
+mla_hopper_paged(const Tensor q, const __grid_constant__ Pool latent, const Tensor out, float* lse, const float* sinks,
+                 const int* block_table, const int* seq_lens, float* partial, float* partial_m, float* partial_l, const Shape shape) {
   const Sram sram;
   open(sram);
   const Units units(shape, seq_lens);
   const Divisor group(units.group);
-  decode(q, {latent, block_table, shape, sram, Divisor(shape.page_size)}, {out, lse, partial, partial_m, partial_l, shape, units, group},
-         sram);
+  decode(q, {latent, block_table, shape, sram, Divisor(shape.page_size)},
+         {out, lse, sinks, partial, partial_m, partial_l, shape, units, group}, sram);
 }
 
 extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
-mla_hopper_paged_merge(const Tensor out, float* lse, const int* seq_lens, const float* partial, const float* partial_m,
+mla_hopper_paged_merge(const Tensor out, float* lse, const float* sinks, const int* seq_lens, const float* partial, const float* partial_m,
                        const float* partial_l, const Shape shape) {
-  merge(out, lse, seq_lens, partial, partial_m, partial_l, shape);
+  merge(out, lse, sinks, seq_lens, partial, partial_m, partial_l, shape);
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-mla_hopper(const Tensor q, const __grid_constant__ TensorMap latent, const Tensor out, float* lse, float* partial, float* partial_m,
-           float* partial_l, const Shape shape) {
+mla_hopper(const Tensor q, const __grid_constant__ TensorMap latent, const Tensor out, float* lse, const float* sinks, float* partial,
+           float* partial_m, float* partial_l, const Shape shape) {
   const Sram sram;
   open(sram);
   const Units units(shape);
   const Divisor group(units.group);
-  decode(q, {latent, sram}, {out, lse, partial, partial_m, partial_l, shape, units, group}, sram);
+  decode(q, {latent, sram}, {out, lse, sinks, partial, partial_m, partial_l, shape, units, group}, sram);
 }
 
 extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
-mla_hopper_merge(const Tensor out, float* lse, const float* partial, const float* partial_m, const float* partial_l, const Shape shape) {
-  merge(out, lse, nullptr, partial, partial_m, partial_l, shape);
+mla_hopper_merge(const Tensor out, float* lse, const float* sinks, const float* partial, const float* partial_m, const float* partial_l, const Shape shape) {
+  merge(out, lse, sinks, nullptr, partial, partial_m, partial_l, shape);
 }
 #endif

@@ -248,7 +248,8 @@ _HOPPER = Support(
     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(128, 128), Tile(192, 64)),
 )
 _LATENT = Support(
-    dtypes=("float16", "bfloat16"), least=(8, 0), head_dims=range(576, 577), head_dim_v=512, tile=mla_program.accepts,
+    dtypes=("float16", "bfloat16"), least=(8, 0), masks=(*COMMON_MASKS, "soft_cap", "sinks"), head_dims=range(576, 577),
+    head_dim_v=512, tile=mla_program.accepts,
     tiles=(None, Tile(16, 32), Tile(32, 64)), instead="flash2",
 )  # fmt: skip
 _LATENT_HOPPER = replace(_LATENT, only=(9, 0), tile=mla_hopper_program.accepts, tiles=(None,), instead="mla")
@@ -270,7 +271,7 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
 
 def _paged(scales: bool, drafts: bool) -> Kernel:
     """The launch of paged attention, with scales of quantised K and V or without, with a mask of drafts or without."""
-    further = (*_FORWARD, *("k_scale", "v_scale") * scales, *_REQUESTS, *("draft_mask",) * drafts, *_TREE)
+    further = (*_FORWARD, "sinks", *("k_scale", "v_scale") * scales, *_REQUESTS, *("draft_mask",) * drafts, *_TREE)
     return Kernel(
         "flash_decoding", "paged", further, persistent=True, when=lambda p: (p.quantized, p.drafts) == (scales, drafts)
     )
@@ -347,60 +348,63 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
-            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, *_TREE), persistent=True, when=lambda p: not p.quantized),
-             Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "k_scale", "v_scale", *_TREE), persistent=True,
+            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "sinks", *_TREE), persistent=True,
+                    when=lambda p: not p.quantized),
+             Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "sinks", "k_scale", "v_scale", *_TREE), persistent=True,
                     when=lambda p: p.quantized)),
-            Support(masks=(*COMMON_MASKS, *OF_CACHES), tile=few_rows, tiles=(None, Tile(16, 16), Tile(32, 32))),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", *OF_CACHES), tile=few_rows,
+                    tiles=(None, Tile(16, 16), Tile(32, 32))),
             about=flash_decoding_program.ABOUT, follows="flash2",
         ),
         Algorithm(
             "paged", paged, paged_formula.paged, None,
             tuple(_paged(scales, drafts) for scales in (False, True) for drafts in (False, True)),
-            Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES, "drafts"), tile=a_lane_per_key,
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES, "drafts"), tile=a_lane_per_key,
                     tiles=(None, Tile(16, 16), Tile(32, 32)), instead="flash_decoding"),
             about=paged_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(
             "flash3_paged", flash3_paged, flash3_paged_formula.flash3_paged, None,
-            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, *_REQUESTS, "drawn"),
+            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, "sinks", *_REQUESTS, "drawn"),
                     (("q", "rows"), ("k", "page"), ("v", "page")), "sm_90a", persistent=True),),
-            replace(_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "lengths"), tile=flash3_paged_program.accepts,
+            replace(_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"), tile=flash3_paged_program.accepts,
                     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(64, 128)), instead="paged"),
             about=flash3_paged_program.ABOUT, follows="flash3",
         ),
         Algorithm(
             "mla", mla, mla_formula.mla, None,
-            (Kernel("mla", "mla", ("q", "latent", "out", "lse", *_TREE), persistent=True),),
+            (Kernel("mla", "mla", ("q", "latent", "out", "lse", "sinks", *_TREE), persistent=True),),
             _LATENT, about=mla_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(
             "mla_paged", mla_paged, mla_paged_formula.mla_paged, None,
-            (Kernel("mla", "mla_paged", ("q", "latent", "out", "lse", "block_table", "seq_lens", *_TREE), persistent=True),),
-            replace(_LATENT, masks=(*COMMON_MASKS, "lengths"), instead="mla"), about=mla_paged_program.ABOUT, follows="mla",
+            (Kernel("mla", "mla_paged", ("q", "latent", "out", "lse", "sinks", *_REQUESTS, *_TREE), persistent=True),),
+            replace(_LATENT, masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"), instead="mla"),
+            about=mla_paged_program.ABOUT, follows="mla",
         ),
         Algorithm(
             "mla_hopper", mla_hopper, mla_hopper_formula.mla_hopper, None,
-            (Kernel("mla_hopper", "mla_hopper", ("q", "latent", "out", "lse", *_PARTIAL), (("latent", "cols"),), "sm_90a",
+            (Kernel("mla_hopper", "mla_hopper", ("q", "latent", "out", "lse", "sinks", *_PARTIAL), (("latent", "cols"),), "sm_90a",
                     persistent=True),
-             Kernel("mla_hopper", "mla_hopper_merge", ("out", "lse", *_PARTIAL), arch="sm_90a",
+             Kernel("mla_hopper", "mla_hopper_merge", ("out", "lse", "sinks", *_PARTIAL), arch="sm_90a",
                     when=lambda p: mla_hopper_program.merges(p, mla_hopper_program.TILE))),
             _LATENT_HOPPER, about=mla_hopper_program.ABOUT, follows="mla",
         ),
         Algorithm(
             "mla_hopper_paged", mla_hopper_paged, mla_hopper_paged_formula.mla_hopper_paged, None,
-            (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", *_REQUESTS, *_PARTIAL), (("latent", "page"),),
-                    "sm_90a", persistent=True),
-             Kernel("mla_hopper", "mla_hopper_paged_merge", ("out", "lse", "seq_lens", *_PARTIAL), arch="sm_90a")),
-            replace(_LATENT_HOPPER, masks=(*COMMON_MASKS, "lengths"), instead="mla_paged"), about=mla_hopper_paged_program.ABOUT,
-            follows="mla_hopper",
+            (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", "sinks", *_REQUESTS, *_PARTIAL),
+                    (("latent", "page"),), "sm_90a", persistent=True),
+             Kernel("mla_hopper", "mla_hopper_paged_merge", ("out", "lse", "sinks", "seq_lens", *_PARTIAL), arch="sm_90a")),
+            replace(_LATENT_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"), instead="mla_paged"),
+            about=mla_hopper_paged_program.ABOUT, follows="mla_hopper",
         ),
         Algorithm(
             "cascade", cascade, cascade_formula.cascade, None,
             (Kernel("cascade", "cascade_prefix", ("q", "k_prefix", "v_prefix", "partial", "partial_lse")),
              Kernel("cascade", "cascade_suffix", ("q", "k", "v", "partial", "partial_lse")),
              Kernel("cascade", "cascade_merge", ("partial", "partial_lse", "sinks", "out", "lse"))),
-            Support(dtypes=("float16", "bfloat16"), least=(8, 0), masks=("causal", "scale", "sinks"), tile=cascade_program.accepts,
-                    tiles=(None, Tile(16, 16), Tile(32, 32))),
+            Support(dtypes=("float16", "bfloat16"), least=(8, 0), masks=("causal", "scale", "soft_cap", "sinks"),
+                    tile=cascade_program.accepts, tiles=(None, Tile(16, 16), Tile(32, 32))),
             about=cascade_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(

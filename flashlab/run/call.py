@@ -102,7 +102,6 @@ def attention(
 
         named = {
             "scales": scales,
-            "sinks": sinks,
             "alibi_slopes": alibi_slopes,
             "mask": mask,
             "rng_state": rng_state,
@@ -114,7 +113,7 @@ def attention(
         default = isinstance(algorithm, str) and algorithm == "flash2"
         named = {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask}
         return paged.attention(
-            PAGED, named | {"k_scale": k_scale, "v_scale": v_scale},
+            PAGED, named | {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale},
             algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, out=out,
             **masks,
         )  # fmt: skip

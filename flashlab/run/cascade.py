@@ -16,8 +16,8 @@ __all__ = ["cascade"]
 
 def cascade(
     q: Any, k: Any, v: Any, k_prefix: Any, v_prefix: Any, *, sinks: Any = None, out: Any = None, lse: bool = False,
-    causal: bool = False, scale: float | None = None, tile: TileLike = None, backend: Backend = "gpu",
-    device: Device | DeviceName | None = None,
+    causal: bool = False, scale: float | None = None, soft_cap: float | None = None, tile: TileLike = None,
+    backend: Backend = "gpu", device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """Attention of requests that begin with the same keys, which are read once for many requests: arrays of CuPy, torch or JAX in
     GPU memory in, the same kind out.
@@ -28,7 +28,8 @@ def cascade(
     `out=` is written in place.
 
     Every query sees the whole prefix. `causal` is about the requests' own keys, where it is aligned bottom-right: with it, several
-    new tokens are `len_q` queries. `sinks` are as in `fl.attention`. A request has the same bits alone and in any batch.
+    new tokens are `len_q` queries. `soft_cap` and `sinks` are as in `fl.attention`. A request has the same
+    bits alone and in any batch.
 
     `backend="emulator"` runs the kernels on the CPU as built for `device`, and takes NumPy arrays, too. Raises `UsageError` for bad
     input, `Unavailable` without a GPU or CuPy.
@@ -45,5 +46,5 @@ def cascade(
     given = {"q": q, "k": k, "v": v, "k_prefix": k_prefix, "v_prefix": v_prefix}
     return paged.attention(
         CASCADE, given if sinks is None else {**given, "sinks": sinks}, algorithm="cascade", lse=lse, tile=tile,
-        backend=backend, device=device, out=out, causal=causal, scale=scale,
+        backend=backend, device=device, out=out, causal=causal, scale=scale, soft_cap=soft_cap,
     )  # fmt: skip

@@ -16,9 +16,9 @@ __all__ = ["mla"]
 
 
 def mla(
-    q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, algorithm: str | Program = "auto", out: Any = None,
-    lse: bool = False, causal: bool = False, window: Any = None, scale: float | None = None, tile: TileLike = None,
-    backend: Backend = "gpu", device: Device | DeviceName | None = None,
+    q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, sinks: Any = None, algorithm: str | Program = "auto",
+    out: Any = None, lse: bool = False, causal: bool = False, window: Any = None, scale: float | None = None,
+    soft_cap: float | None = None, tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """DeepSeek's latent attention, in the absorbed form that decodes: arrays of CuPy, torch or JAX in GPU memory in, the same kind
     out.
@@ -29,7 +29,7 @@ def mla(
     `out=` is written in place.
 
     `scale=None` is 1/sqrt(192), that of a head before absorption (128 numbers, and 64 of RoPE). `causal` is aligned bottom-right:
-    with it, several new tokens are `len_q` queries.
+    with it, several new tokens are `len_q` queries. `soft_cap` and `sinks` are as in `fl.attention`.
 
     With `block_table`, int32 `(batch, pages)`, latent is a pool of pages, `(pages, 1, page_size, 576)`. `seq_lens`, int32
     `(batch,)`, says how many tokens each request has. Both are as in `fl.attention`. A pool `(pages, page_size, 1, 576)` goes in as
@@ -52,8 +52,9 @@ def mla(
     in_pages = block_table is not None
     if seq_lens is not None and not in_pages:
         raise UsageError("seq_lens", type(seq_lens).__name__, "None without a block_table")
-    given = {"q": q, "latent": latent, **({"block_table": block_table, "seq_lens": seq_lens} if in_pages else {})}
+    pages = {"block_table": block_table, "seq_lens": seq_lens} if in_pages else {}
+    given = {"q": q, "latent": latent, "sinks": sinks, **pages}
     return paged.attention(
         PAGED_LATENT if in_pages else LATENT, given, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device,
-        out=out, causal=causal, window=window, scale=scale,
+        out=out, causal=causal, window=window, scale=scale, soft_cap=soft_cap,
     )  # fmt: skip

@@ -82,7 +82,9 @@ def _count_side(book: Book, s: Splits, k: str, v: str, parts: int) -> None:
         book.distinct(name, "write", written)
 
     square, column, output = tile.rows * tile.cols, tile.rows, tile.rows * d
-    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
+    passes = (
+        3 + (p.scale != 1.0) + 3 * (p.soft_cap is not None)
+    )  # scale, maximum, difference, sum, and those of the cap
     book.compute(
         matmul=tiles * 2 * rows * cols * (padded(p.head_dim) + padded(d)),
         other=tiles * (passes * square + 4 * column + output) + blocks * (output + 2 * column),

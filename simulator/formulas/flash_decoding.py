@@ -84,7 +84,13 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
         book.distinct(name, "write", t[name].nbytes)
 
     square, column, output, finished = tile.rows * tile.cols, tile.rows, tile.rows * p.head_dim_v, heads * s.row_tiles
-    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
+    passes = (
+        3 + (p.scale != 1.0) + 3 * (p.soft_cap is not None)
+    )  # scale, maximum, difference, sum, and those of the cap
+    if p.sinks:
+        book.add("store_o", "sinks", hbm_read=4 * heads * s.rows)
+        book.distinct("sinks", "read", 4 * p.heads * (s.rows > 0))
+        book.compute(other=finished * (output + 5 * column), exp=finished * 2 * column)
     book.compute(
         matmul=pairs * 2 * rows * cols * (query_parts(p) * d + dv),
         other=pairs * (passes * square + 4 * column + output)

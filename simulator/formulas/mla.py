@@ -9,6 +9,7 @@ from simulator.counts import Book, Spec
 from simulator.formulas.flash_decoding import count_tree, tree_spec
 from simulator.problem import Problem, Tile
 from simulator.programs.mla import row_warps, splits, sram_bytes
+from simulator.programs.scores import distinct_heads
 
 
 def mla(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -34,7 +35,7 @@ def count_latent(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
     book.launch(launch, s.row_tiles * s.runs * heads, w, config.heads_together, sram_bytes(p, tile, w))
 
-    units = working = pairs_merged = 0
+    units = working = pairs_merged = merged_rows = sinks = 0
     seen = list[tuple[int, int]]()
     for inside, begin, stop in s.spans():
         if (stop > begin).any():
@@ -42,6 +43,8 @@ def count_latent(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         first, last = begin // s.chunk, np.maximum(stop - 1, 0) // s.chunk
         chunks = last - first + 1
         working += heads * int(chunks.sum())
+        merged_rows += heads * int(inside[chunks > 1].sum())
+        sinks += heads * int(distinct_heads(inside[chunks == 1], s.group, 8).sum())
         queried = np.where(stop > begin, chunks, 0)  # rows that see no key need no queries
         units += heads * int(queried.sum())
         book.add("load_q", "q", hbm_read=heads * int((queried * inside).sum()) * t["q"].row_bytes)
@@ -68,7 +71,13 @@ def count_latent(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         book.distinct(name, "write", t[name].nbytes)
 
     square, column, output, finished = tile.rows * tile.cols, tile.rows, tile.rows * p.head_dim_v, heads * s.row_tiles
-    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
+    passes = (
+        3 + (p.scale != 1.0) + 3 * (p.soft_cap is not None)
+    )  # scale, maximum, difference, sum, and those of the cap
+    if p.sinks:  # each warp has columns of a unit's rows
+        book.add("store_o", "sinks", hbm_read=4 * (merged_rows + w * sinks))
+        book.distinct("sinks", "read", 4 * p.heads * (s.rows > 0))
+        book.compute(other=finished * (output + 5 * column), exp=finished * 2 * column)
     book.compute(
         matmul=tiles * 2 * rows * cols * (d + dv),
         other=tiles * (passes * square + 4 * column + output)

@@ -10,6 +10,7 @@ from simulator.formulas.paged import count_look_ups
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
 from simulator.programs.mla_hopper import HALVES, MERGE_WARPS, merges, splits, sram_bytes
+from simulator.programs.scores import distinct_heads
 
 
 def mla_hopper(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -37,7 +38,7 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
     book.launch(launch, s.row_tiles * s.runs * heads, config.warps, config.heads_together, sram_bytes(p, tile))
 
-    units = working = keys = finished = merged_rows = parts = 0
+    units = working = keys = finished = merged_rows = parts = sinks = 0
     seen = list[tuple[int, int]]()
     for inside, begin, stop in s.spans():
         if (stop > begin).any():
@@ -52,6 +53,7 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         keys += heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
         split = chunks > 1
         finished += heads * int((~split).sum())
+        sinks += heads * int(distinct_heads(inside[~split], s.group, 8).sum())
         merged_rows += heads * int(inside[split].sum())
         parts += heads * int((chunks * inside)[split].sum())  # of all rows
 
@@ -77,12 +79,15 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         book.add(step_of_reads, "alpha", sram_read=n * HALVES * 4 * rows)
     rest = p.batch * p.heads * p.len_q - merged_rows
     _count_outputs(book, rest, lse=lse)
+    _count_sinks(book, p, "share_sum", sinks, finished * tile.rows)
     for name, row_bytes in (("partial", t["partial"].row_bytes), ("partial_m", 4), ("partial_l", 4)) if parts else ():
         book.add("store_partial", name, hbm_write=parts * row_bytes)
         book.distinct(name, "write", parts * row_bytes)
 
     square, column, output = tile.rows * tile.cols, tile.rows, tile.rows * p.head_dim_v
-    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
+    passes = (
+        3 + (p.scale != 1.0) + 3 * (p.soft_cap is not None)
+    )  # scale, maximum, difference, sum, and those of the cap
     book.compute(
         matmul=tiles * 2 * rows * cols * (d + dv),
         other=tiles * (passes * square + 4 * column + output) + finished * (output + 2 * column * lse),
@@ -96,11 +101,20 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
             book.add("merge", name, hbm_read=parts * row_bytes * (1 if name == "partial" else MERGE_WARPS))
             book.distinct(name, "read", parts * row_bytes)
         _count_outputs(book, merged_rows, lse=lse)
+        _count_sinks(book, p, "store_o", MERGE_WARPS * merged_rows, merged_rows)
         each, one = (
             (2 * parts - merged_rows) * p.head_dim_v,
             4 * parts - 2 * merged_rows,
         )  # of outputs, and of statistics
         book.compute(other=each + one + merged_rows * (p.head_dim_v + 2 * lse), exp=parts)
+
+
+def _count_sinks(book: Book, problem: Problem, step: str, asked: int, rows: int) -> None:
+    """Sinks that warps have asked for, and so many rows that they join."""
+    if problem.sinks and asked:
+        book.add(step, "sinks", hbm_read=4 * asked)
+        book.distinct("sinks", "read", 4 * problem.heads)
+        book.compute(other=rows * (problem.head_dim_v + 5), exp=rows * 2)
 
 
 def _count_outputs(book: Book, rows: int, *, lse: bool) -> None:

@@ -581,9 +581,8 @@ class Attention(Operation):
         return 2 * p.batch * p.heads * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v) // (2 if p.causal else 1)
 
 
-def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
-    """Looks at NumPy's sinks and slopes, because one of NaN would spread over all rows of its head, and at NumPy's offsets, which
-    must be those of the lengths. Raises `UsageError`."""
+def check_sinks(arrays: Mapping[str, Any]) -> None:
+    """Looks at NumPy's sinks and slopes, because one of NaN would spread over all rows of its head. Raises `UsageError`."""
     for name, accepted in (
         ("sinks", "finite numbers, or -inf for a head without one"),
         ("alibi_slopes", "finite numbers"),
@@ -596,6 +595,11 @@ def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
         if wrong.any():
             at = int(np.argmax(wrong))
             raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+
+
+def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
+    """Looks at NumPy's sinks and slopes, and at NumPy's offsets, which must be those of the lengths. Raises `UsageError`."""
+    check_sinks(arrays)
     if problem.quantized:
         check_scales(arrays)
     if isinstance(lists := arrays.get("block_mask"), np.ndarray):

@@ -78,6 +78,9 @@ class CascadeAttention(Operation):
             "batch": 2, "heads": 1, "len_q": 2, "len_kv": 90, "len_prefix": 64, "head_dim": 128, "scale": 0.3,
         },
         "an odd head dim": {"batch": 2, "heads": 2, "len_q": 1, "len_kv": 33, "len_prefix": 40, "head_dim": 19},
+        "a soft cap, sinks": {
+            "batch": 3, "heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 40, "len_prefix": 90, "soft_cap": 2.0, "sinks": True,
+        },
     }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),

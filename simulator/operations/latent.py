@@ -18,10 +18,10 @@ from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.fields import Lengths
 from simulator.names import DType
-from simulator.operations.attention import ATTENTION
+from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.operations.paged import PagedAttention, Pool
-from simulator.problem import Problem
+from simulator.problem import Problem, Tile
 
 HEAD_DIM, HEAD_DIM_V = 576, 512
 """Numbers of a row of the latent cache, and how many of them are the value."""
@@ -33,7 +33,7 @@ _DTYPES = "float16 or bfloat16"
 def latent_problem(
     *, batch: int = 1, heads: int, len_q: int | None = None, len_kv: int | None = None, dtype: DType = "bfloat16",
     scale: float | None = None, lengths: Lengths | None = None, page_size: int | None = None, pages: int | None = None,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, soft_cap: float | None = None, sinks: bool = False,
 ) -> Problem:  # fmt: skip
     """A problem of latent attention: one KV head of 576 numbers, of which 512 are the value, and the scale 1/sqrt(192).
 
@@ -49,7 +49,7 @@ def latent_problem(
     return Problem(
         batch=batch, heads=heads, kv_heads=1, len_q=1 if len_q is None and lengths is None else len_q, len_kv=len_kv,
         head_dim=HEAD_DIM, head_dim_v=HEAD_DIM_V, dtype=dtype, scale=SCALE if scale is None else scale, lengths=lengths,
-        page_size=page_size, pages=pages, causal=causal, window=window,
+        page_size=page_size, pages=pages, causal=causal, window=window, soft_cap=soft_cap, sinks=sinks,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def _posed(arrays: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, An
         raise UsageError("latent.shape", tuple(arrays["latent"].shape), f"{wanted['latent']}: all heads share one row")
     dtype = storage_dtypes(arrays, ("q", "latent"), _DTYPES)
     batch, heads, len_q, _ = arrays["q"].shape
-    return {"batch": batch, "heads": heads, "len_q": len_q, "dtype": dtype}
+    return {"batch": batch, "heads": heads, "len_q": len_q, "dtype": dtype, "sinks": arrays.get("sinks") is not None}
 
 
 def _asked(masks: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,11 +108,14 @@ class LatentAttention(Operation):
             "more queries than keys, causal": {"heads": 2, "len_q": 20, "len_kv": 7, "causal": True},
             "a window, a scale": {"heads": 3, "len_q": 3, "len_kv": 150, "window": (40, 0), "scale": 0.03},
             "one key": {"heads": 2, "len_q": 1, "len_kv": 1},
+            "a soft cap, sinks, chunks": {"heads": 4, "len_q": 2, "len_kv": 1100, "soft_cap": 2.0, "sinks": True},
+            "sinks, causal": {"batch": 2, "heads": 3, "len_q": 5, "len_kv": 3, "causal": True, "sinks": True},
         }.items()
     }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
         Operand(name="latent", axes=("batch", "kv_heads", "len_kv", "head_dim")),
+        ATTENTION.operand("sinks"),
     )
     outputs = ATTENTION.outputs
 
@@ -123,6 +126,11 @@ class LatentAttention(Operation):
                 "latent.shape", tuple(arrays["latent"].shape), f"batch {posed['batch']}, as q has: not {batch}"
             )
         return latent_problem(len_kv=arrays["latent"].shape[2], **posed).replace(**_asked(masks))
+
+    def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
+        """As for any operation, with a look at NumPy's sinks."""
+        super().check(problem, arrays, tile)
+        check_sinks(arrays)
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         return super().refusal(problem, by) or refusal(problem)
@@ -135,7 +143,8 @@ class LatentAttention(Operation):
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         drawn = ATTENTION.draw(problem, seed, kind)
-        return {"q": drawn["q"], "latent": drawn["k"]}
+        drawn["latent"] = drawn.pop("k")
+        return {name: drawn[name] for name in ("q", "latent", "sinks") if name in drawn}
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         return ATTENTION.judge(problem, unfolded(arrays))
@@ -149,7 +158,11 @@ class LatentAttention(Operation):
 
 def unfolded(arrays: Arrays) -> dict[str, Array]:
     """The q, k and v of plain attention: the row is the key, and its first 512 numbers are the value."""
-    return {"q": arrays["q"], "k": arrays["latent"], "v": arrays["latent"][..., :HEAD_DIM_V]}
+    latent = arrays["latent"]
+    return {name: arrays[name] for name in ("q", "sinks") if name in arrays} | {
+        "k": latent,
+        "v": latent[..., :HEAD_DIM_V],
+    }
 
 
 LATENT = LatentAttention()
@@ -171,6 +184,9 @@ class PagedLatentAttention(PagedAttention):
             "an odd page": {"batch": 2, "heads": 3, "lengths": [(1, 100), (1, 7)], "page_size": 7, "len_kv": 500},
             "several new tokens, causal": {
                 "batch": 3, "heads": 4, "lengths": [(5, 150), (5, 5), (5, 2)], "causal": True, "page_size": 8,
+            },
+            "a soft cap, sinks": {
+                "batch": 3, "heads": 4, "lengths": [(2, 1100), (2, 0), (2, 70)], "page_size": 64, "soft_cap": 2.0, "sinks": True,
             },
         }.items()
     }  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from simulator.counts import Spec
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.operations.attention import ATTENTION
+from simulator.operations.attention import ATTENTION, check_sinks, random_optional
 from simulator.operations.caches import check_scales, dtypes_of, quantized, scale_fields, scales_of
 from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.problem import DTYPES, Problem, Tile
@@ -86,6 +86,14 @@ class PagedAttention(Operation):
             "batch": 2, "heads": 1, "head_dim": 128, "lengths": [(2, 130), (2, 64)], "scale": 0.3, "page_size": 64,
         },
         "an odd head dim": {"batch": 2, "heads": 2, "head_dim": 19, "lengths": [(1, 64), (1, 40)], "page_size": 4},
+        "a soft cap, sinks, GQA": {
+            "batch": 3, "heads": 6, "kv_heads": 2, "lengths": [(2, 300), (2, 0), (2, 41)], "page_size": 16, "soft_cap": 2.0,
+            "sinks": True,
+        },
+        "sinks, causal": {
+            "batch": 2, "heads": 2, "kv_heads": 1, "lengths": [(150, 310), (150, 90)], "causal": True, "page_size": 16,
+            "sinks": True,
+        },
         "drafts": {
             "batch": 3, "heads": 4, "kv_heads": 1, "lengths": [(5, 150), (5, 5), (5, 2)], "drafts": True, "page_size": 8,
         },
@@ -101,6 +109,7 @@ class PagedAttention(Operation):
         Operand(name="seq_lens", axes=("batch",), dtype="int32", default=lambda p: p.seq_lens),
         *scales_of("k", _TOKENS, _scale),
         *scales_of("v", _TOKENS, _scale),
+        ATTENTION.operand("sinks"),
         Operand(name="draft_mask", axes=("batch", "len_q"), dtype="uint32", when=lambda p: p.drafts, default=2**32 - 1),
     )
     outputs = ATTENTION.outputs
@@ -121,8 +130,8 @@ class PagedAttention(Operation):
             raise UsageError("k.shape", tuple(named["k"].shape), "pages of at least one key")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=named["block_table"].shape[1] * size, head_dim=dim,
-            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, drafts=arrays.get("draft_mask") is not None, **scales,
-            **masks,
+            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, drafts=arrays.get("draft_mask") is not None,
+            sinks=arrays.get("sinks") is not None, **scales, **masks,
         )  # fmt: skip
         self.check_shapes(problem, arrays)
         return problem
@@ -147,6 +156,7 @@ class PagedAttention(Operation):
         for the GPU."""
         super().check(problem, arrays, tile)
         p, lens, table = problem, arrays.get("seq_lens"), arrays.get("block_table")
+        check_sinks(arrays)
         lengths: list[int] = lens.tolist() if isinstance(lens, np.ndarray) else list(p.seq_lens)
         if isinstance(lens, np.ndarray):
             for b, n in enumerate(lengths):
@@ -216,7 +226,11 @@ class PagedAttention(Operation):
         shown = np.random.default_rng((seed, 6)).integers(0, 2**32, (p.batch, p.len_q), np.uint32)
         lens = {"seq_lens": np.array(p.seq_lens, np.int32)}
         return (
-            {x.name: drawn[x.name] for x in self.required} | scales | lens | ({"draft_mask": shown} if p.drafts else {})
+            {x.name: drawn[x.name] for x in self.required}
+            | scales
+            | lens
+            | random_optional(p, seed)
+            | ({"draft_mask": shown} if p.drafts else {})
         )
 
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
@@ -235,6 +249,8 @@ class PagedAttention(Operation):
                         else scale
                     )
                     flat[name] = own
+            if one.sinks:
+                flat["sinks"] = arrays["sinks"]
             if one.drafts:
                 flat["mask"] = shown_drafts(one, arrays["draft_mask"][b])
             found.append((one.gathered, {"q": arrays["q"][b : b + 1], **flat}))

@@ -17,7 +17,7 @@ from simulator.operations.cascade import CASCADE, Sides
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash_decoding import Splits
-from simulator.programs.scores import join_sink, of_head
+from simulator.programs.scores import join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
 
 PREFIX_CHUNK, SUFFIX_CHUNK = 2048, 512
@@ -152,6 +152,7 @@ def cascade(
                 v_j = block.load(values, j, tile.cols, stages=STAGES)
                 block.step("scores")
                 s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
+                s = soft_cap(block, s, problem)
                 block.step("mask")
                 s = block.mask(s, i, j, group=side.group, of=side.problem)
                 block.step("softmax")

@@ -20,7 +20,7 @@ from simulator.program import program
 from simulator.programs.flash3 import ABOUT as FLASH3
 from simulator.programs.flash3 import MBARRIERS, PANEL, backwards, configure_rung
 from simulator.programs.flash3 import sram_bytes as plain_sram_bytes
-from simulator.programs.scores import soft_cap
+from simulator.programs.scores import join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
 
 ROWS = 128
@@ -182,6 +182,7 @@ def flash3_paged(
             block.step("output")
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
+        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 4 * c.consumers), m_i, l_i, acc)
         acc = acc / l_i.nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")

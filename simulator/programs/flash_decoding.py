@@ -24,6 +24,7 @@ from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.drafts import Drafts
 from simulator.programs.quantized import CacheScales, query_parts
+from simulator.programs.scores import join_sink, of_packed_heads, soft_cap
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -314,9 +315,21 @@ class Tree(NamedTuple):
 
 
 def climb(
-    m: Machine, block: Block, s: Splits, tree: Tree, part: Part, chunk: int, outputs: tuple[HbmTensor, ...]
+    m: Machine,
+    block: Block,
+    s: Splits,
+    tree: Tree,
+    part: Part,
+    chunk: int,
+    outputs: tuple[HbmTensor, ...],
+    owners: int = 1,
+    together: int = 1,
 ) -> None:
-    """What the run that ends with a chunk has, on its way up the tree: to HBM, or to the outputs if nobody else has a part."""
+    """What the run that ends with a chunk has, on its way up the tree: to HBM, or to the outputs if nobody else has a part.
+
+    Each row of a run lies in `owners` warps, which have columns of it, and ask for the sinks of so many rows `together`. Where runs
+    are merged, a warp has a row.
+    """
     rows, row_tile = s.tile.rows, int(np.min(block.i))
     for node in s.upward(row_tile, chunk):
         block.step("store_partial")
@@ -327,12 +340,16 @@ def climb(
         if not node.last:
             return
         block.step("merge")
+        owners = together = 1
         part = merged(block, {
             child: tuple(block.fetch(x.at(parts=at), block.i, rows) for x in tree.parts)
             for child, at in node.siblings.items()
         })  # fmt: skip  # pyright: ignore[reportArgumentType]
     o, m_i, l_i = part
     block.step("store_o")
+    m_i, l_i, o = join_sink(
+        block, of_packed_heads("sinks", m, block, rows, together=together, warps=owners), m_i, l_i, o
+    )
     block.store(m.packed(outputs[0]), o / l_i.nonzero(), block.i, rows)
     if m.lse:
         block.step("store_lse")
@@ -399,7 +416,7 @@ def decode(
                 k_j = block.load(k, j, tile.cols, stages=c.stages)
                 scales.load(block, "k", j)
                 block.step("scores")
-                x = scales.scores(block, q_i, k_j)
+                x = soft_cap(block, scales.scores(block, q_i, k_j), problem)
                 block.step("mask")
                 x = drafts.hide(block, block.mask(x, i, j, group=s.group), j)
                 block.step("softmax")
@@ -449,7 +466,7 @@ ABOUT = {
         "store_partial": "Write what this run has to HBM, where the block that comes last will find it.",
         "arrive": "Count up, by an atomic. Whoever isn't the last one is done, and the last one sets the counter back to 0.",
         "merge": "Read the partial results of up to 32 siblings, and merge them two by two.",
-        "store_o": "Divide by ℓ, and write the finished rows of the output to HBM.",
+        "store_o": "A sink joins here, once. Divide by ℓ, and write the finished rows of the output to HBM.",
         "store_lse": "Write each row's log-sum-exp to HBM.",
     },
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from simulator.config import Config, padded
+from simulator.config import Config, features, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -17,6 +17,7 @@ from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash_decoding import ABOUT as DECODING
 from simulator.programs.flash_decoding import Splits, Tree, climb
+from simulator.programs.scores import soft_cap
 from simulator.tensors import HbmTensor
 
 CHUNK = 512
@@ -71,6 +72,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 ("RUN", 1),
                 ("TILES_PER_CHUNK", splits(problem, chosen).chunk),
                 ("VALUE_DIM", problem.head_dim_v),
+                *features(problem),
             )
             return Config(
                 tile=chosen, warps=warps, stages=STAGES, blocks_per_sm=1, persistent=True, constants=constants
@@ -120,6 +122,7 @@ def attend(
             k_j = block.load(latent, j, tile.cols, stages=c.stages)
             block.step("scores")
             x = block.matmul(q_i, k_j.T, split=(by_keys, by_rows), scale=problem.scale)
+            x = soft_cap(block, x, problem)
             block.step("mask")
             x = block.mask(x, block.i, j, group=s.group)
             block.step("softmax")
@@ -138,7 +141,7 @@ def attend(
         block.step("join")
         block.put(l_warps, l_i, copies=by_keys)
         l_i = block.get(l_warps, "none")
-        climb(m, block, s, tree, (acc, m_i, l_i), chunks[-1], outputs)
+        climb(m, block, s, tree, (acc, m_i, l_i), chunks[-1], outputs, owners=w, together=8)
     return outputs
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import inf
 
 from simulator.block import Block
-from simulator.config import Config, padded
+from simulator.config import Config, features, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -21,6 +21,8 @@ from simulator.program import program
 from simulator.programs.flash3 import MBARRIERS, PANEL
 from simulator.programs.flash_decoding import Part, Splits
 from simulator.programs.mla import ABOUT as MLA
+from simulator.programs.scores import join_sink, of_packed_heads, soft_cap
+from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
 CHUNK = 1024
@@ -70,6 +72,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 ("TILES_PER_CHUNK", s.chunk),
                 ("VALUE_DIM", problem.head_dim_v),
                 *([("FEW_CHUNKS", 1)] if s.runs <= FEW else []),
+                *features(problem),
             )
             return Config(
                 tile=chosen, warps=WARPS, stages=STAGES, consumers=HALVES, blocks_per_sm=1, persistent=True,
@@ -122,6 +125,7 @@ def attend(
             k_j = block.load(latent, j, tile.cols, stages=STAGES, panel=panel, clear=box > 0)
             block.step("scores")
             x = block.matmul(q_i, k_j.T, split=("rows", 1), scale=problem.scale)
+            x = soft_cap(block, x, problem)
             block.step("mask")
             x = block.mask(x, block.i, j, group=s.group)
             block.step("softmax")
@@ -137,15 +141,17 @@ def attend(
             block.step("output")
             v_j = k_j.columns(0, d)  # the same tile
             acc = block.matmul(p_i, v_j, split=(HALVES, "cols"), acc=acc)
+        whole = len(s.chunks(row_tile)) <= 1  # then it has all keys that its rows see
         block.step("share_sum")
+        sink = of_packed_heads("sinks", m, block, tile.rows, together=8) if whole else None
         block.put(alpha_i, l_i)
         l_i = block.get(alpha_i, HALVES)
-        if len(s.chunks(row_tile)) > 1:
+        if whole:
+            finish(block, out, join_sink(block, sink, m_i, l_i, acc), tile.rows)
+        else:
             block.step("store_partial")
             for tensor, x in zip(partial, (acc, m_i, l_i), strict=True):
                 block.store(tensor.at(parts=block.j), x, block.i, tile.rows)
-        else:
-            finish(block, out, (acc, m_i, l_i), tile.rows)
     if merges(problem, tile):
         merge(m, f"{name}_merge", s, q, partial, out)
     return outputs
@@ -180,7 +186,10 @@ def merge(
             o, *statistics = (x.at(parts=n) for x in partial)
             m_n, l_n = (block.fetch(x, block.i, 1, warps=MERGE_WARPS) for x in statistics)
             parts.append((block.fetch(o, block.i, 1), m_n, l_n))
-        finish(block, outputs, added_up(block, parts), 1)
+        o, m_i, l_i = added_up(block, parts)
+        block.step("store_o")
+        sink = of_packed_heads("sinks", m, block, 1, warps=MERGE_WARPS)
+        finish(block, outputs, join_sink(block, sink, m_i, l_i, o), 1)
 
 
 def added_up(block: Block, parts: list[Part]) -> Part:
@@ -195,9 +204,11 @@ def added_up(block: Block, parts: list[Part]) -> Part:
     return o, top, l_i
 
 
-def finish(block: Block, outputs: Sequence[HbmTensor], part: Part, rows: int) -> None:
-    """The output and the LSE of rows whose keys have all been seen."""
-    o, m_i, l_i = part
+def finish(
+    block: Block, outputs: Sequence[HbmTensor], found: tuple[Registers, Registers, Registers], rows: int
+) -> None:
+    """The output and the LSE of rows whose keys have all been seen: of their maximum, their sum and their output."""
+    m_i, l_i, o = found
     block.step("store_o")
     block.store(outputs[0], o / l_i.nonzero(), block.i, rows)
     if len(outputs) > 1:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from simulator.block import Block, Rows
+from simulator.dtypes import Array
 from simulator.machine import Machine
 from simulator.problem import Problem
 from simulator.registers import Registers
@@ -12,6 +15,35 @@ def of_head(name: str, m: Machine, block: Block, warps: int) -> Registers | None
     """The ALiBi slope or the sink of a block's head, which each of `warps` warps requests, or None without any."""
     has = m.operation.operand(name).when(m.problem)
     return block.fetch(m.optional(name), 0, 1, warps=warps) if has else None
+
+
+def of_packed_heads(
+    name: str, m: Machine, block: Block, rows: int, *, together: int = 1, warps: int = 1
+) -> Registers | None:
+    """The sink of the head of each packed row (`Machine.packed`), or None without any.
+
+    Each of the `warps` that finish rows requests those of so many rows `together`, a head's once.
+    """
+    if not m.operation.operand(name).when(m.problem):
+        return None
+    tensor, group = m.optional(name), m.problem.queries_per_kv
+    first = np.atleast_1d(block.i) * rows
+    inside = np.minimum(m.problem.len_q * group - first, rows)
+    block.request(tensor, [(0, 1, 0, 4)] * int(distinct_heads(inside, group, together).sum()), warps=warps)
+    data = None
+    if m.data:
+        heads = (first[:, None] + np.arange(rows)) % group
+        data = np.asarray(m.values[name][:, :, heads, 0, 0], np.float32)[:, :, None, ..., None]
+    return block.registers(rows, 1, data)
+
+
+def distinct_heads(rows: Array, group: int, together: int) -> Array:
+    """How many heads packed rows have, counted anew for so many rows together.
+
+    >>> distinct_heads(np.array([20, 3]), group=5, together=8)  # 5 + 5 + 4, and 3
+    array([14,  3])
+    """
+    return rows // together * min(together, group) + np.minimum(rows % together, group)
 
 
 def soft_cap(block: Block, s: Registers, problem: Problem) -> Registers:

@@ -19,6 +19,14 @@ CASES: dict[str, dict[str, Any]] = {
     "96 columns": {"lengths": [(40, 100)], "heads": 2, "page_size": 7, "head_dim": 96, "causal": True},
     "odd pages": {"heads": 2, "kv_heads": 2, "lengths": [(40, 170), (40, 75)], "page_size": 7, "pages": 60},
     "steep": {"heads": 1, "lengths": [(40, 300)], "page_size": 20, "scale": 1.5},
+    "sinks": {
+        "heads": 2,
+        "kv_heads": 1,
+        "lengths": [(70, 200), (70, 3)],
+        "page_size": 16,
+        "causal": True,
+        "sinks": True,
+    },
     "window": {"heads": 1, "lengths": [(70, 290)], "page_size": 20, "window": (80, 0)},
     "hidden rows": {"heads": 1, "lengths": [(70, 5), (70, 0)], "page_size": 16, "causal": True},
     "many requests": {"heads": 1, "lengths": [(2, 3 + 5 * (n % 7)) for n in range(35)], "page_size": 4},
@@ -46,6 +54,10 @@ def requests(mechanism: str, old: str, new: str, check: str, case: str = "append
 
 
 KERNELS = [
+    mutant("no sink", "sink = of_head<SINKS>(sinks, work.head, -INF);", "sink = -INF;", "rule", "sinks"),
+    mutant("the sink of the first head", "of_head<SINKS>(sinks, work.head, -INF)", "of_head<SINKS>(sinks, 0, -INF)", "rule",
+           "sinks"),
+    mutant("what a sink shrinks isn't shrunk", "sum > 0 ? alpha * reciprocal(sum)", "sum > 0 ? reciprocal(sum)", "rule", "sinks"),
     # where keys lie
     requests("pages in the order of the pool", "pages.of[i] = load_global<int>(line + key / page_size)",
              "pages.of[i] = key / page_size", "rule"),
@@ -121,6 +133,7 @@ KERNELS = [
     mutant("a scale of 1", "Softmax softmax(shape);", "Shape plain = shape; plain.scale = 1; Softmax softmax(plain);", "rule"),
     mutant("an LSE without its sum", "store_lse(lse, shape, work, row, softmax.m[half], sum);",
            "store_lse(lse, shape, work, row, softmax.m[half], 1);", "rule", step="store_lse"),
-    mutant("a sum of 0 inverted", "sum > 0 ? reciprocal(sum) : 0", "reciprocal(sum)", "rule", "hidden rows", step="normalize"),
+    mutant("a sum of 0 inverted", "sum > 0 ? alpha * reciprocal(sum) : 0", "reciprocal(sum)", "rule", "hidden rows",
+           step="normalize"),
     mutant("sums of one lane alone", "quad_sum(softmax.l[half])", "softmax.l[half]", "rule", step="normalize"),
 ]  # fmt: skip

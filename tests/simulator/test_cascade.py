@@ -123,8 +123,8 @@ def test_wrong_arrays_get_one_line(changes: dict[str, Any], line: str) -> None:
     [
         ("cascade", SMALL.replace(len_prefix=None), "len_prefix = None: expected keys that all requests share, for cascade"),
         ("flash2", SMALL, "len_prefix = 20: expected None, or cascade for a shared prefix, for flash2"),
-        ("cascade", SMALL.replace(window=(3, 0)), "window = (3, 0): expected nothing: cascade knows causal, scale, sinks"),
-        ("cascade", SMALL.replace(soft_cap=2.0), "soft_cap = 2.0: expected nothing: cascade knows causal, scale, sinks"),
+        ("cascade", SMALL.replace(window=(3, 0)), "window = (3, 0): expected nothing: cascade knows causal, scale, soft_cap"),
+        ("cascade", SMALL.replace(alibi=True), "alibi = True: expected nothing: cascade knows causal, scale, soft_cap, sinks"),
     ],
 )  # fmt: skip
 def test_wrong_problems_get_one_line(algorithm: str, problem: fl.Problem, line: str) -> None:

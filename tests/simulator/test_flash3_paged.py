@@ -81,7 +81,8 @@ def test_what_is_read() -> None:
     [
         ("flash3_paged", "compute_90", {}),
         ("flash3_paged", "compute_90", {"len_q": 128, "batch": 4}),
-        ("flash3_paged", "compute_90", {"len_q": 4, "soft_cap": 30.0}),
+        ("flash3_paged", "compute_90", {"len_q": 128, "soft_cap": 30.0, "sinks": True}),
+        ("paged", "compute_90", {"len_q": 1, "soft_cap": 30.0, "sinks": True}),
         ("paged", "compute_90", {"len_q": 1}),
         ("flash3_paged", "compute_90", {"len_q": 64, "batch": 1}),
         ("paged", "compute_90", {"len_q": 8, "batch": 1}),
@@ -91,7 +92,6 @@ def test_what_is_read() -> None:
     ],
 )
 def test_auto_takes_it_for_many_queries_on_hopper(name: str, arch: str, changes: dict[str, Any]) -> None:
-    """A soft cap is flash3_paged's alone."""
     sizes: dict[str, Any] = {"batch": 16, "len_q": 512, "len_kv": 8192, "page_size": 16, **LARGE, **changes}
     p = fl.Problem(**sizes)
     assert plans.on_the_gpu("auto", PAGED, p, None, arch) == name

@@ -150,7 +150,7 @@ def test_wrong_arrays_get_one_line(changes: dict[str, Any], line: str) -> None:
         (SMALL.replace(kv_heads=2), "kv_heads = 2: expected 1 for latent attention"),
         (SMALL.replace(scale=None), "scale = None: expected a number, 1/sqrt(192) for a head of 128 + 64"),
         (SMALL.replace(page_size=4), "page_size = 4: expected None, or paged for pages, for mla"),
-        (SMALL.replace(soft_cap=2.0), "soft_cap = 2.0: expected nothing: mla knows causal, window, scale"),
+        (SMALL.replace(alibi=True), "alibi = True: expected nothing: mla knows causal, window, scale, soft_cap, sinks"),
     ],
 )
 def test_wrong_problems_get_one_line(problem: fl.Problem, line: str) -> None:

@@ -223,9 +223,10 @@ def test_who_knows_no_pages_refuses_them_and_paged_needs_them() -> None:
     ):
         fl.count("paged", paged.replace(page_size=None, pages=None))
     with pytest.raises(
-        fl.UsageError, match="soft_cap = 2.0: expected nothing: paged knows causal, window, scale, lengths"
+        fl.UsageError,
+        match="alibi = True: expected nothing: paged knows causal, window, scale, soft_cap, sinks, lengths",
     ):
-        fl.count("paged", paged.replace(soft_cap=2.0))
+        fl.count("paged", paged.replace(alibi=True))
     with pytest.raises(fl.UsageError, match="tile = '16x80': expected columns of which each warp has at most 32"):
         fl.plan("paged", paged, backend="emulator", tile=(16, 80))
 

@@ -141,7 +141,14 @@ def test_the_call() -> None:
     written = fl.attention(q, k, v, block_table=table, seq_lens=lens, causal=True, backend="emulator", out=target)
     assert written is target
     assert target.tobytes() == out.tobytes()
+    sinks = np.array([2.0, -np.inf, 0.0, 5.0], np.float32)
+    bent = p.replace(sinks=True, soft_cap=3.0)
+    out, lse = fl.attention(
+        q, k, v, block_table=table, seq_lens=lens, causal=True, sinks=sinks, soft_cap=3.0, lse=True, backend="emulator"
+    )
+    assert within({"out": out, "lse": lse}, bent, {**arrays, "sinks": sinks})
     for wrong, line in (
+        ({"sinks": np.array([0, np.nan, 0, 0], np.float32)}, "sinks[1] = nan: expected finite numbers, or -inf"),
         ({"out": out[:1]}, "out.shape = "),
         ({"out": out.astype(np.float32)}, "out.dtype = 'float32': expected float16"),
         ({"out": q}, "out = 'memory shared with q': expected an array apart from the inputs"),
