@@ -27,7 +27,7 @@ from flashlab.measure.speed import Cell, cells, normal
 from flashlab.measure.timing import interleaved
 from flashlab.run.plan import gpu_plan
 from simulator.names import DType
-from simulator.operations.attention import random_optional
+from simulator.operations.draws import random_optional
 
 RATE = 0.1
 PLAIN = "without dropout"

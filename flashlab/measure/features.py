@@ -31,7 +31,8 @@ from simulator import Problem
 from simulator.api import count
 from simulator.errors import Unavailable
 from simulator.names import DType
-from simulator.operations.attention import ATTENTION, random_optional
+from simulator.operations.attention import ATTENTION
+from simulator.operations.draws import random_optional
 
 FEATURES: dict[str, dict[str, Any]] = {
     "soft cap 50": {"soft_cap": 50.0},

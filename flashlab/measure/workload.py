@@ -21,7 +21,7 @@ from simulator import Problem, Tile
 from simulator.catalogue import get
 from simulator.config import features
 from simulator.dtypes import numpy_dtype
-from simulator.operations.attention import random_optional
+from simulator.operations.draws import random_optional
 from simulator.operations.operation import Operand
 
 __all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]

@@ -10,7 +10,7 @@ from flashlab.run.host import is_array, like, to_numpy
 from simulator.dtypes import Array
 from simulator.errors import Said, UsageError
 from simulator.fields import integer
-from simulator.operations.attention import block_lists
+from simulator.operations.pairs import block_lists
 
 __all__ = ["block_mask"]
 

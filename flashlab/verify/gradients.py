@@ -15,8 +15,10 @@ from flashlab.verify.adapter import Failure
 from flashlab.verify.memory import place
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
-from simulator.operations.attention import ATTENTION, UNIT, hidden_pairs, random_optional
+from simulator.operations.attention import ATTENTION, UNIT
 from simulator.operations.backward import BACKWARD
+from simulator.operations.draws import random_optional
+from simulator.operations.pairs import hidden_pairs
 from simulator.philox import kept_weights
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from flashlab.verify.cases import EVERY_SCORE, usual
 from flashlab.verify.rule import judge
 from simulator import Problem
 from simulator.dtypes import Array
-from simulator.operations.attention import packed_bits
+from simulator.operations.pairs import packed_bits
 
 Pattern = Callable[[Problem, np.random.Generator], Array]
 """Makes the mask of a problem, booleans (len_q, len_kv)."""

@@ -34,7 +34,8 @@ from flashlab.verify.targets import SimulatorTarget
 from simulator import Problem
 from simulator.dtypes import Array
 from simulator.names import DType
-from simulator.operations.attention import ATTENTION, LARGEST_FP8, to_storage
+from simulator.operations.attention import ATTENTION
+from simulator.operations.draws import LARGEST_FP8, to_storage
 from simulator.problem import FP8
 
 Check = Callable[[Bench], Iterator[Trial]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import Walk, walk
-from simulator.operations.attention import mask_operand
+from simulator.operations.pairs import mask_operand
 from simulator.problem import Problem, Tile
 from simulator.programs.mask import PACKERS, bits_per_row, by_rows, bytes_of_bits, check_tile, list_length
 

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
 import numpy as np
@@ -57,7 +57,9 @@ from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, dtype_name, unknown
 from simulator.memory import check_memory
 from simulator.operations.caches import AXES, check_scales, dequantized, dtypes_of, quantized, scale_fields, scales_of
+from simulator.operations.draws import of_kind, random_optional, to_storage
 from simulator.operations.operation import Arrays, Operand, Operation
+from simulator.operations.pairs import distances, mask_operand, shown_pairs, visible_pairs
 from simulator.philox import is_kept, kept_weights
 from simulator.problem import (
     COMMON_MASKS,
@@ -92,8 +94,6 @@ LOST_SUMS = 2.0**-15
 """The same for each addend of the sum of P, where P is multiplied by 2^5 first."""
 LSE_FLOOR = 2e-5
 """LSEs that are closer than this count as equal."""
-LARGEST_FP8 = 448.0
-"""The largest float8_e4m3fn, which has no infinity."""
 
 
 def problem_of(
@@ -254,17 +254,6 @@ def _judged(q: Array, k: Array, v: Array, masks: Masks, **optional: Any) -> tupl
     return problem, given
 
 
-def distances(problem: Problem) -> Array:
-    """How far key j is from the key that query i is aligned with, |i + len_kv - len_q - j|, (len_q, len_kv)."""
-    return np.abs(_behind(problem))
-
-
-def _behind(problem: Problem) -> Array:
-    """How far key j lies behind the key that query i is aligned with, (len_q, len_kv). Hidden pairs have some number."""
-    shifts, rows = zip(*((keys.stop - rows.stop, len(rows)) for rows, keys in problem.spans), strict=True)
-    return np.arange(problem.len_kv) - (np.arange(problem.len_q) + np.repeat(shifts, rows))[:, None]
-
-
 def _weighted_sum(weights: Array, values: Array) -> Array:
     finite = np.isfinite(values)
     if finite.all():
@@ -283,75 +272,6 @@ def _bytes_of_naive(problem: Problem) -> int:
     pairs, rows = p.batch * p.heads * p.len_q * p.len_kv, p.batch * p.heads * p.len_q
     keys = p.batch * p.kv_heads * p.len_kv
     return 8 * (3 * pairs + rows * (p.head_dim + 2 * p.head_dim_v) + keys * (p.head_dim + p.head_dim_v))
-
-
-def hidden_pairs(problem: Problem) -> Array:
-    """Is key j hidden from query i? A boolean array (len_q, len_kv)."""
-    p, distance = problem, _behind(problem)
-    rows, keys = (np.repeat(np.arange(len(p.spans)), [len(x) for x in each]) for each in zip(*p.spans, strict=True))
-    hidden: Array = rows[:, None] != keys
-    if p.right is not None:
-        hidden = np.logical_or(hidden, distance > p.right)
-    if p.left is not None:
-        hidden = np.logical_or(hidden, -distance > p.left)
-    return hidden
-
-
-def visible_pairs(problem: Problem, arrays: Arrays) -> Array:
-    """Does query i see key j? A boolean array (len_q, len_kv), of causal mask, window and the array `mask` together."""
-    visible = ~hidden_pairs(problem)
-    return visible & shown_pairs(problem, arrays[mask_operand(problem)]) if problem.mask else visible
-
-
-def mask_operand(problem: Problem) -> str:
-    """The operand that a problem's mask is."""
-    return "block_mask" if problem.mask == "blocks" else "mask"
-
-
-def shown_pairs(problem: Problem, mask: Array) -> Array:
-    """Which pairs the mask of a problem shows, (len_q, len_kv), whatever its form."""
-    p = problem
-    if p.mask == "dense":
-        return mask.reshape(p.len_q, p.len_kv) != 0
-    if p.mask == "blocks":
-        lists, (rows, cols) = mask.reshape(p.row_blocks, p.block_list).astype(np.int64), p.block
-        blocks = np.zeros((p.row_blocks, p.block_list - 1), bool)
-        listed = np.arange(p.block_list - 1) < lists[:, :1]
-        blocks[np.nonzero(listed)[0], lists[:, 1:][listed]] = True
-        return np.repeat(np.repeat(blocks, rows, 0), cols, 1)[: p.len_q, : p.len_kv]
-    shown, packed = np.zeros((p.len_q, p.len_kv), bool), mask.reshape(-1).astype(np.uint8)
-    for own, bits in _each_own(p, shown):
-        own[...] = np.unpackbits(packed[bits.start : bits.stop], count=own.size, bitorder="little").reshape(own.shape)
-    return shown
-
-
-def packed_bits(problem: Problem, shown: Array) -> Array:
-    """The mask of bits that shows these pairs, (len_q, len_kv): what `shown_pairs` undoes. Other sequences' keys are left out.
-
-    >>> p = Problem(batch=1, heads=1, len_q=2, len_kv=5, head_dim=8, dtype="float16", mask="bits")
-    >>> packed_bits(p, np.eye(2, 5, dtype=bool)).tolist()  # bits 0 and 6
-    [65, 0]
-    """
-    packed = np.zeros(problem.bit_bytes, np.uint8)
-    for own, bits in _each_own(problem, shown):
-        packed[bits.start : bits.stop] = np.packbits(own, bitorder="little")
-    return packed
-
-
-def block_lists(visible: Array) -> Array:
-    """The lists of blocks for booleans (row_blocks, key_blocks): how many are visible, these, and behind them the others.
-
-    >>> block_lists(np.array([[False, True, True], [False, False, False]])).tolist()
-    [[2, 1, 2, 0], [0, 0, 1, 2]]
-    """
-    order = np.argsort(~visible, axis=1, kind="stable")
-    return np.concatenate([visible.sum(1, keepdims=True), order], axis=1).astype(np.int32)
-
-
-def _each_own(problem: Problem, pairs: Array) -> Iterator[tuple[Array, range]]:
-    """Of each sequence a view of its own queries and keys, and which bytes of a mask of bits it has."""
-    for (rows, keys), bits in zip(problem.spans, problem.bit_spans, strict=True):
-        yield pairs[rows.start : rows.stop, keys.start : keys.stop], bits
 
 
 @spell_masks
@@ -502,7 +422,7 @@ class Attention(Operation):
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         normal = super().draw(problem.replace(dtype="float32", kv_dtype=None, k_scale=None, v_scale=None), seed, kind)
-        drawn = _of_kind(problem, kind, np.random.default_rng((seed, 1)), **normal)
+        drawn = of_kind(problem, kind, np.random.default_rng((seed, 1)), **normal)
         optional = random_optional(problem, seed)
         if problem.quantized:
             for name in "kv":
@@ -630,65 +550,6 @@ def _check_lists(lists: Array) -> None:
         at = order[again + 1]
         name = f"block_mask[{rows[at]}, {columns[at] + 1}]"
         raise UsageError(name, int(entries[at]), accepted.format("which the row hasn't listed before"))
-
-
-def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k: Any, v: Any) -> dict[str, Any]:
-    """Normal q, k and v, changed to a kind of `Attention.kinds`."""
-    p = problem
-    drawn: dict[str, Any] = {"q": q, "k": k, "v": v}
-    if kind == "large":
-        products = q.astype(np.float64) @ np.repeat(k, p.queries_per_kv, axis=1).swapaxes(-1, -2)
-        top = float(np.abs(products).max(initial=0.0)) * abs(p.scale)
-        factor = math.sqrt(1e4 / top) if top else 1.0  # q and k each take half of it, so that 16 bits hold both
-        drawn["q"], drawn["k"] = q * factor, k * factor
-    elif kind == "lone":
-        size = math.sqrt(1e6 / (p.head_dim * abs(p.scale))) if p.scale else 1.0
-        drawn["q"], drawn["k"] = np.full_like(q, math.copysign(size, p.scale)), np.full_like(k, -size)
-    elif kind in ("rising", "falling"):
-        along = np.linspace(0, 30, p.len_kv) if kind == "rising" else np.linspace(30, 0, p.len_kv)
-        q[..., 0] = 4.0
-        k[..., 0] = along / (4.0 * p.scale) if p.scale else along
-    elif kind == "biased":
-        drawn["v"] = v + 8.0
-    elif kind == "outliers":
-        return {name: outliers(x, rng) for name, x in drawn.items()}
-    return drawn
-
-
-def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
-    """The inputs beside q, k and v that a problem has.
-
-    Sinks lie among the logits of a row's LSE. Slopes are as ALiBi's paper has them: powers of 2^(-8 / heads). A mask shows
-    a random half of the pairs. Seed and offset of dropout are any.
-    """
-    p, drawn = problem, dict[str, Array]()
-    if p.sinks:
-        drawn["sinks"] = np.random.default_rng((seed, 2)).normal(3.0, 2.0, p.heads).astype(np.float32)
-    if p.alibi:
-        drawn["alibi_slopes"] = np.exp2(-8.0 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
-    if p.mask == "dense":
-        drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 2, (p.len_q, p.len_kv), bool)
-    elif p.mask == "bits":
-        drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 256, p.bit_bytes, np.uint8)
-    elif p.mask == "blocks":
-        drawn["block_mask"] = block_lists(
-            np.random.default_rng((seed, 3)).integers(0, 2, (p.row_blocks, p.block_list - 1), bool)
-        )
-    if p.dropout:
-        drawn["rng_state"] = np.random.default_rng((seed, 4)).integers(-(2**63), 2**63, 2, np.int64, endpoint=False)
-    return drawn
-
-
-def outliers(x: Array, rng: np.random.Generator) -> Array:
-    """x, with N(0, 100) added to one element in a thousand."""
-    shape: tuple[int, ...] = x.shape
-    few: Array = rng.random(shape) < 1e-3
-    return x + 10.0 * rng.standard_normal(shape) * few
-
-
-def to_storage(x: Array, dtype: str) -> Array:
-    """x rounded to a storage dtype. For 8 bits, values beyond the largest become the largest."""
-    return (np.clip(x, -LARGEST_FP8, LARGEST_FP8) if dtype == FP8 else x).astype(numpy_dtype(dtype))
 
 
 def _finfo(dtype: str) -> Any:

@@ -33,8 +33,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
-from simulator.operations.attention import ATTENTION, SCORE, UNIT, check_optional, hidden_pairs
+from simulator.operations.attention import ATTENTION, SCORE, UNIT, check_optional
 from simulator.operations.operation import Arrays, Operand, Operation
+from simulator.operations.pairs import hidden_pairs
 from simulator.philox import kept_weights
 from simulator.problem import Problem, Tile
 

@@ -17,8 +17,9 @@ import numpy as np
 from simulator.counts import Spec
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.operations.attention import ATTENTION, check_sinks, random_optional
+from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.caches import check_scales, dtypes_of, quantized, scale_fields, scales_of
+from simulator.operations.draws import random_optional
 from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.problem import DTYPES, Problem, Tile
 

@@ -10,7 +10,7 @@ from simulator.block import Block
 from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.machine import Machine
-from simulator.operations.attention import mask_operand, shown_pairs, visible_pairs
+from simulator.operations.pairs import mask_operand, shown_pairs, visible_pairs
 from simulator.problem import Problem, Tile, Visits, round_up
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor

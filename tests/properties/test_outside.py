@@ -20,7 +20,8 @@ import kernels_cu
 from flashlab.emulator.library import Arena
 from simulator import CATALOGUE, Problem, catalogue
 from simulator.dtypes import Array
-from simulator.operations.attention import ATTENTION, visible_pairs
+from simulator.operations.attention import ATTENTION
+from simulator.operations.pairs import visible_pairs
 from tests.flashlab.emulator.mutant import kept
 from tests.patches import patched
 from tests.simulator.masks import blocky

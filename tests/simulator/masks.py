@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simulator import Problem
 from simulator.dtypes import Array
-from simulator.operations.attention import block_lists, packed_bits
+from simulator.operations.pairs import block_lists, packed_bits
 
 
 def blocky(problem: Problem, *, seed: int, density: float, block: int) -> Array:

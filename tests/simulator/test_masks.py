@@ -14,7 +14,8 @@ import flashlab as fl
 from flashlab.verify.rule import expect, judge
 from simulator import Problem, Tile, UsageError
 from simulator.dtypes import Array
-from simulator.operations.attention import ATTENTION, mask_operand, packed_bits, shown_pairs
+from simulator.operations.attention import ATTENTION
+from simulator.operations.pairs import mask_operand, packed_bits, shown_pairs
 from tests.simulator.masks import blocky, formed, masks
 from tests.simulator.problems import problems, tiles
 

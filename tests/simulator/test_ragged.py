@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import flashlab as fl
 from simulator import Problem, Tile, ragged
 from simulator.counts import Counts, Entry
-from simulator.operations.attention import ATTENTION, distances, hidden_pairs
+from simulator.operations.attention import ATTENTION
+from simulator.operations.pairs import distances, hidden_pairs
 from tests.simulator.problems import ROOMY, kernel_tiles, problems, scores, tiles
 
 ALGORITHMS = [name for name, row in fl.catalogue.of().items() if "lengths" in row.support.masks]

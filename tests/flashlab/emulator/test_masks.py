@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import flashlab as fl
 import kernels_cu
 from flashlab.verify.rule import expect, judge
-from simulator.operations.attention import ATTENTION, mask_operand
+from simulator.operations.attention import ATTENTION
+from simulator.operations.pairs import mask_operand
 from tests.patches import patched
 from tests.simulator.masks import blocky, formed, masks
 from tests.tiers import one_of_each

@@ -11,7 +11,7 @@ import pytest
 from flashlab.measure import flex
 from simulator import Problem, naive, random_inputs
 from simulator.errors import Unavailable
-from simulator.operations.attention import random_optional
+from simulator.operations.draws import random_optional
 
 SIZES: dict[str, Any] = {"batch": 2, "heads": 4, "len_q": 150, "head_dim": 16, "dtype": "float32"}
 ASKED: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator.dtypes import Array
-from simulator.operations.attention import block_lists
+from simulator.operations.pairs import block_lists
 
 VISIBLE = np.array([[True, False, True], [False, False, False]])
 
