@@ -24,7 +24,7 @@ from simulator.names import Backend
 from simulator.operations.latent import HEAD_DIM as LATENT
 from simulator.operations.latent import HEAD_DIM_V, SCALE, latent_problem
 
-__all__ = ["CELLS", "Cell", "chosen", "contenders", "flops", "nbytes", "skewed"]
+__all__ = ["CELLS", "DRAFTS", "FEATURES", "Cell", "chosen", "contenders", "flops", "nbytes", "skewed"]
 
 HEAD_DIM = 128
 LONGEST = 28_000
@@ -54,7 +54,8 @@ Calls = dict[str, Call]
 class Cell:
     """What is asked of a call: `len_kv` keys of each request, behind `len_prefix` that all share, or in pages.
 
-    Where `longest` says so, `len_kv` is the mean of `skewed` lengths. K and V have 16 bits, or are of `kv_dtype`."""
+    Where `longest` says so, `len_kv` is the mean of `skewed` lengths. K and V have 16 bits, or are of `kv_dtype`. `feature` is one
+    of `FEATURES` that the call has."""
 
     batch: int
     heads: int
@@ -64,6 +65,7 @@ class Cell:
     longest: int | None = None
     len_prefix: int | None = None
     kv_dtype: str | None = None
+    feature: str | None = None
 
 
 def _cells(*sizes: tuple[int, int, int, int], **more: Any) -> tuple[Cell, ...]:
@@ -85,6 +87,10 @@ CELLS: Mapping[str, tuple[Cell, ...]] = {
     "cascade": _cells((128, 32, 8, 256), len_prefix=32768),
 }  # fmt: skip
 """What is timed, by algorithm."""
+
+FEATURES = ("drafts", "soft_cap", "sinks")
+"""What a call of `paged` may have, and is timed with and without: `DRAFTS` of each request, a soft cap of 30, sinks."""
+DRAFTS = 8
 
 AGAINST: Mapping[str, tuple[str, ...]] = {
     "flash_decoding": ("sdpa-flash", "cudnn"),
@@ -150,7 +156,8 @@ def flops(algorithm: str, cell: Cell) -> int:
     whole = cell.len_kv + (cell.len_prefix or 0)
     return CATALOGUE["flash_decoding"].operation.flops(
         Problem(
-            batch=cell.batch, heads=cell.heads, kv_heads=cell.kv_heads, len_q=1, len_kv=whole, head_dim=HEAD_DIM, dtype="bfloat16"
+            batch=cell.batch, heads=cell.heads, kv_heads=cell.kv_heads, len_q=DRAFTS if cell.feature == "drafts" else 1,
+            len_kv=whole, head_dim=HEAD_DIM, dtype="bfloat16",
         )
     )  # fmt: skip
 
@@ -203,6 +210,8 @@ def _plain(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Ca
 def _requests(torch: Any, algorithm: str, cell: Cell, against: Sequence[str], failed: dict[str, str]) -> Calls:
     if cell.kv_dtype:
         return _quantized(torch, algorithm, cell)
+    if cell.feature:
+        return _featured(torch, algorithm, cell)
     q, k, v = _drawn(torch, cell)
     dealt = {name: _peer(name, q, k, v) for name in against if not _in_pages(algorithm, name)}
     arrays, own = _paged_call(torch, algorithm, cell)
@@ -231,6 +240,27 @@ def _quantized(torch: Any, algorithm: str, cell: Cell) -> Calls:
     both = {algorithm: packed, "bfloat16": whole}
     calls: Calls = {name: partial(_attention, **given, algorithm=algorithm) for name, given in both.items()}
     return {**_agree(calls, cell), "read": _read(torch, packed["q"], packed["k"], packed["v"])}
+
+
+def _featured(torch: Any, algorithm: str, cell: Cell) -> Calls:
+    """Requests with a feature, and the same requests without. Drafts are a chain, which is a causal mask."""
+    arrays, _ = _skewed_requests(torch, cell)
+    numbers: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
+    given: dict[str, Any] = {}
+    without: dict[str, Any] = {}
+    if cell.feature == "drafts":
+        arrays["q"] = _random(torch, cell.batch, cell.heads, DRAFTS, HEAD_DIM)
+        words = torch.tensor([2 ** (i + 1) - 1 for i in range(DRAFTS)], **numbers)
+        given, without = {"draft_mask": words.expand(cell.batch, -1).contiguous()}, {"causal": True}
+    elif cell.feature == "soft_cap":
+        given = {"soft_cap": 30.0}
+    else:
+        given = {"sinks": torch.full((cell.heads,), -9.0, dtype=torch.float32, device=DEVICE)}  # small beside the keys
+    calls: Calls = {
+        name: partial(_attention, **arrays, **more, algorithm=algorithm)
+        for name, more in ((algorithm, given), ("without", without))
+    }
+    return {**_agree(calls, cell), "read": _read(torch, arrays["q"], arrays["k"], arrays["v"])}
 
 
 def _latent(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Calls:

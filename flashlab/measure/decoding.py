@@ -25,7 +25,18 @@ from typing import Any
 from rich.progress import track
 
 from flashlab.measure import results
-from flashlab.measure.contenders import AGAINST, CELLS, Calls, Cell, chosen, contenders, flops, nbytes
+from flashlab.measure.contenders import (
+    AGAINST,
+    CELLS,
+    DRAFTS,
+    FEATURES,
+    Calls,
+    Cell,
+    chosen,
+    contenders,
+    flops,
+    nbytes,
+)
 from flashlab.measure.paged_peers import reason
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.timing import captured, turns
@@ -106,12 +117,13 @@ def table(data: Decoding) -> str:
     peers = _peers(data)
     paged = data.rows[0].page_size is not None
     counted = all(row.flops for row in data.rows)
-    quantized = data.rows[0].kv_dtype is not None
+    quantized, featured = (any(getattr(row, name) for row in data.rows) for name in ("kv_dtype", "feature"))
     header = (
         "batch",
         "heads",
         "keys",
         *(("of",) if quantized else ()),
+        *(("with",) if featured else ()),
         *(("pages of",) if paged else ()),
         "µs",
         *(("TFLOP/s",) if counted else ()),
@@ -122,6 +134,7 @@ def table(data: Decoding) -> str:
     )
     return markdown_table(header, [
         (str(r.batch), f"{r.heads}, {r.kv_heads}", _keys(r), *((r.kv_dtype or "",) if quantized else ()),
+         *((f"{DRAFTS} drafts" if r.feature == "drafts" else (r.feature or "").replace("_", " "),) if featured else ()),
          *((str(r.page_size),) if paged else ()), f"{took:.1f}",
          *((f"{(r.flops or 0) / took / 1e6:,.0f}",) if counted else ()), f"{r.nbytes / took / 1e3:,.0f}",
          f"{r.ratios['read']:.0%}", *(f"{r.microseconds[name]:.1f}" if name in r.ratios else "–" for name in peers),
@@ -159,6 +172,10 @@ def main() -> int:
     parser.add_argument(
         "--kv-dtype", help="quantise the caches of paged, beside bfloat16: int8,float8_e4m3fn, or one of them"
     )
+    parser.add_argument(
+        "--features",
+        help=f"time paged with a feature, beside the same call without: {','.join(FEATURES)}, or some of them",
+    )
     parser.add_argument("--rounds", type=int, default=15, help="per cell (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the file (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a file of that name")
@@ -177,11 +194,21 @@ def main() -> int:
         if dtype not in CACHES:
             print(UsageError("kv-dtype", dtype, " or ".join(CACHES)), file=sys.stderr)
             return 2
+    if given.features and (algorithm != "paged" or given.against or given.kv_dtype):
+        print("--features: expected --algorithm paged, without --against and --kv-dtype", file=sys.stderr)
+        return 2
+    features: list[str] = given.features.split(",") if given.features else []
+    for name in features:
+        if name not in FEATURES:
+            print(UsageError("features", name, " or ".join(FEATURES)), file=sys.stderr)
+            return 2
     for line in left_out:
         print(line, file=sys.stderr)
     torch: Any = import_module("torch")
     rows = list[dict[str, Any]]()
     cells = [replace(cell, kv_dtype=dtype) for dtype in dtypes for cell in CELLS[algorithm]]
+    if features:  # the size of a page has little to do with them
+        cells = [replace(CELLS[algorithm][0], feature=name) for name in features]
     for cell in track(cells, algorithm):
         row = measure(algorithm, cell, against, given.rounds)
         for name, why in row.failed.items():
@@ -190,7 +217,8 @@ def main() -> int:
         rows.append(asdict(row))
         torch.cuda.empty_cache()
     data = {"algorithm": algorithm, "rows": rows}
-    names, condition = ([algorithm], "quantized") if given.kv_dtype else ([algorithm, *against], None)
+    condition = "quantized" if given.kv_dtype else "features" if features else None
+    names = [algorithm] if condition else [algorithm, *against]
     saved: Any = {"subject": algorithm, "condition": condition, "folder": given.out, "replace": given.force}
     print(results.save(KIND, names, data, **saved))
     return 0

@@ -59,6 +59,25 @@ def test_a_quantised_cache_is_near_what_it_stands_for(dtype: str, monkeypatch: p
 
 @pytest.mark.torch
 @pytest.mark.compiler
+@pytest.mark.parametrize("feature", contenders.FEATURES)
+def test_a_feature_is_beside_the_same_call_without(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[dict[str, Any]]()
+    right = contenders._attention  # pyright: ignore[reportPrivateUsage]
+
+    def noted(**given: Any) -> Any:
+        asked.append(given)
+        return right(**given)
+
+    monkeypatch.setattr(contenders, "_attention", noted)
+    monkeypatch.setitem(SMALL, "paged", replace(SMALL["paged"], feature=feature))
+    assert list(drawn("paged", monkeypatch)) == ["paged", "without", "read"]
+    name = "draft_mask" if feature == "drafts" else feature
+    has, without = (name in given for given in asked)
+    assert (has, without) == (True, False)
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
 @pytest.mark.parametrize(("algorithm", "name"), [("mla", "mla"), ("mla_paged", "mla"), ("cascade", "cascade")])
 def test_contenders_that_differ_are_no_contenders(algorithm: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(contenders, name)
@@ -108,6 +127,8 @@ def test_a_table_has_what_was_measured() -> None:
     assert "| 32,768 shared, 256 own |" in decoding.table(result("cascade"))
     assert "| mean 4,096, longest 28,000 | 16 |" in decoding.table(result("paged"))
     assert "TFLOP/s" not in decoding.table(result("mla", flops=None))
+    featured = decoding.table(result("paged", feature="drafts"))
+    assert "| keys | with | pages of |" in featured and "| 8 drafts | 16 |" in featured
     cells = [result("paged").rows[0], result("paged", ratios={"flashinfer": 1.5, "read": 0.8}).rows[0]]
     header, _, _, row = decoding.table(result("paged").model_copy(update={"rows": cells})).splitlines()
     assert header.endswith("| × flash_decoding | × flashinfer | × flashinfer-batch | × cudnn-paged |")
