@@ -33,7 +33,8 @@ def repaged(
     owned = operation.gathered(p, given)
     scales = [name for name in ("k_scale", "v_scale") if getattr(p, name) == "token"]
     of_queries = [name for name in ("q", "draft_mask") if name in given]
-    moved |= {name: given[name] for name in ("k_scale", "v_scale") if name in given and name not in scales}
+    of_all = [name for name in ("k_scale", "v_scale", "sinks") if name in given and name not in scales]
+    moved |= {name: given[name] for name in of_all}
     for line, b in enumerate(order):
         for name in of_queries:
             moved[name][line] = given[name][b]

@@ -61,7 +61,7 @@ SPILL = [
         for dtype in ("float16", "bfloat16")
         for arch in ("sm_75", "sm_80", "sm_89", "sm_90")
     ),
-    *(("paged", dtype, 256, arch) for dtype in ("float16", "bfloat16") for arch in ("sm_75", "sm_89")),
+    *(("paged", dtype, 256, arch) for dtype in ("float16", "bfloat16") for arch in ("sm_75", "sm_80", "sm_89")),
     *(("paged", "float32", head_dim, "sm_75") for head_dim in (64, 128)),
     *(("paged", "float32", 256, arch) for arch in DEVICES),
     *(("cascade", dtype, 128, arch) for dtype in ("float16", "bfloat16") for arch in ("sm_80", "sm_89", "sm_90")),
