@@ -250,7 +250,7 @@ _HOPPER = Support(
 _LATENT = Support(
     dtypes=("float16", "bfloat16"), least=(8, 0), masks=(*COMMON_MASKS, "soft_cap", "sinks"), head_dims=range(576, 577),
     head_dim_v=512, tile=mla_program.accepts,
-    tiles=(None, Tile(16, 32), Tile(32, 64)), instead="flash2",
+    tiles=(None, Tile(16, 32), Tile(32, 64)), instead=None,
 )  # fmt: skip
 _LATENT_HOPPER = replace(_LATENT, only=(9, 0), tile=mla_hopper_program.accepts, tiles=(None,), instead="mla")
 _HOPPER_BACKWARD = Support(
@@ -404,7 +404,7 @@ CATALOGUE = {
              Kernel("cascade", "cascade_suffix", ("q", "k", "v", "partial", "partial_lse")),
              Kernel("cascade", "cascade_merge", ("partial", "partial_lse", "sinks", "out", "lse"))),
             Support(dtypes=("float16", "bfloat16"), least=(8, 0), masks=("causal", "scale", "soft_cap", "sinks"),
-                    tile=cascade_program.accepts, tiles=(None, Tile(16, 16), Tile(32, 32))),
+                    tile=cascade_program.accepts, tiles=(None, Tile(16, 16), Tile(32, 32)), instead=None),
             about=cascade_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(

@@ -66,7 +66,7 @@ def _shown(value: object) -> str:
 
 def _without_values(value: Any) -> Any:
     """The value with words in place of arrays: of the value itself, or of those within a list, a tuple or a dictionary."""
-    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
+    if not isinstance(value, type) and getattr(value, "shape", ()) and hasattr(value, "dtype"):
         return Said(array_in_words(value))
     if isinstance(value, dict):
         items = cast("dict[Any, Any]", value).items()

@@ -80,8 +80,8 @@ class Support:
     """The head dim of V, where it isn't that of Q and K."""
     tile: Callable[[Tile, Problem], str | None] = fragments
     tiles: tuple[Tile | None, ...] = (None,)
-    instead: str = "flash2"
-    """The algorithm to use where these kernels don't run."""
+    instead: str | None = "flash2"
+    """The algorithm to use where these kernels don't run, if there is one."""
 
     @property
     def eight_bit(self) -> bool:
@@ -129,7 +129,8 @@ class Support:
                 f"{name} needs sm_90a (Hopper: an H100 or H200), but {title} has {capability}: use {instead}"
             )
         if p.dtype not in self.dtypes:
-            return UsageError("dtype", p.dtype, f"{' or '.join(self.dtypes)} for {name}: use {self.instead}")
+            instead = f": use {self.instead}" if self.instead else ""
+            return UsageError("dtype", p.dtype, f"{' or '.join(self.dtypes)} for {name}{instead}")
         return None
 
     def _of_tile(self, tile: Tile | None, problem: Problem) -> UsageError | None:

@@ -12,6 +12,7 @@ from flashlab.run.plan import Plan
 from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown
+from simulator.fields import flag
 from simulator.names import Backend, DeviceName
 from simulator.operations.operation import Operation
 from simulator.problem import FIELDS, Masks
@@ -29,6 +30,7 @@ def attention(
 
     `out` is written in place, if it is given.
     """
+    flag("lse", lse)
     found = operation.bound((), given)
     for name, x in found.items():
         host.check_no_grad(name, x)

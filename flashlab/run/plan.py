@@ -22,7 +22,7 @@ from simulator import catalogue, count
 from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts
 from simulator.devices import DEVICES, Device
-from simulator.errors import SramOverflow, Unavailable, UsageError, among, unknown
+from simulator.errors import Said, SramOverflow, Unavailable, UsageError, among, unknown
 from simulator.names import AnyBackend, DeviceName
 from simulator.operations.operation import Operation
 from simulator.problem import WIDTH, Problem, Tile, round_up
@@ -211,10 +211,10 @@ class Plan:
                 raise UsageError("problem", blocks, f"a grid of at most {MOST_BLOCKS:,}")
         tensors = self.counts.tensors
         self._returned = _returned(self.operation, self.counts, lse)
-        self._required = {x.name for x in self.operation.required}
+        self._required = _required(self.operation, problem)
         self._known = {x.name for x in self.operation.inputs} | self._returned.keys()
         self.zeros = {x.name: _Zeros(x.nbytes) for x in tensors.values() if x.zeros}
-        self.workspace = sum(x.nbytes for x in tensors.values() if x.role == "workspace" and not x.zeros)
+        self.workspace = _workspace(self.counts)
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._called = functools.lru_cache(_MOST_KEPT)(self._call)
@@ -269,9 +269,10 @@ class Plan:
         The kernels are queued on the framework's current stream there. Raises `UsageError` for arrays that aren't those of
         the plan's problem, or lie elsewhere.
         """
-        handed = {name: x for name, x in {**(given or {}), **named}.items() if x is not None}
+        handed = _handed(given, named)
         if not self._required <= handed.keys() <= self._known:
-            self.operation.bound((), {name: x for name, x in handed.items() if name not in self._returned})
+            inputs = {name: x for name, x in handed.items() if name not in self._returned}
+            _bound(self.operation, self.counts.problem, inputs)
         state = handed.pop("rng_state") if isinstance(handed.get("rng_state"), np.ndarray) else None
         framework = arrays.framework_of(handed)
         held = framework.shared(handed)
@@ -458,16 +459,18 @@ class SimulatorPlan:
     def __init__(self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device) -> None:
         self.row, self.device, self._lse = catalogue.get(algorithm), device, lse
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
+        self.workspace = _workspace(self.counts)
 
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Runs on arrays by name; the outputs by name, NumPy. Outputs that are given (`out=`, NumPy) are written in place.
 
         Raises `UsageError` for arrays that aren't those of the plan's problem.
         """
-        returned, handed = _returned(self.row.operation, self.counts, self._lse), {**(given or {}), **named}
-        found = self.row.operation.bound((), {name: x for name, x in handed.items() if name not in returned})
+        returned, handed = _returned(self.row.operation, self.counts, self._lse), _handed(given, named)
+        rest = {name: x for name, x in handed.items() if name not in returned}
+        found = _bound(self.row.operation, self.counts.problem, rest)
         inputs = {name: host.operand(name, x) for name, x in found.items()}
-        written = {name: host.writable(name, handed[name]) for name in returned if handed.get(name) is not None}
+        written = {name: host.writable(name, handed[name]) for name in returned if name in handed}
         self.row.operation.check(self.counts.problem, {**inputs, **written}, self.counts.tile)
         arrays.check_apart(
             *({name: arrays.host_view(name, x) for name, x in each.items()} for each in (written, inputs))
@@ -501,11 +504,44 @@ class EmulatorPlan(SimulatorPlan):
         return dict(done.checked().outputs)
 
 
+def _workspace(counts: Counts) -> int:
+    """How many bytes a call allocates beside its outputs."""
+    return sum(x.nbytes for x in counts.tensors.values() if x.role == "workspace" and not x.zeros)
+
+
 def _returned(operation: Operation, counts: Counts, lse: bool) -> dict[str, tuple[tuple[int, ...], str]]:
     """The outputs that a call returns, by name: their shapes and dtypes."""
     p, tensors = counts.problem, counts.tensors
     outputs = [x for x in operation.outputs if x.when(p) and x.name in tensors and (lse or not x.asked)]
     return {x.name: (x.shape(p, counts.tile), x.dtype_in(p)) for x in outputs}
+
+
+def _handed(given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a call by name, without those that are None."""
+    if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("arrays", Said(type(given).__name__), "arrays by name: a mapping, or keywords")
+    return {name: x for name, x in {**(given or {}), **named}.items() if x is not None}
+
+
+def _required(operation: Operation, problem: Problem) -> set[str]:
+    """What a call of a plan needs: the operation's required inputs, and those that the plan's problem is said to have."""
+    posed = {x.name for x in operation.taken(problem)} & {
+        "sinks",
+        "alibi_slopes",
+        "mask",
+        "block_mask",
+        "draft_mask",
+        "dlse",
+    }
+    return {x.name for x in operation.required} | posed
+
+
+def _bound(operation: Operation, problem: Problem, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of a call by name. Raises `UsageError` for unknown ones, and for those that are missing."""
+    found = operation.bound((), inputs)
+    for name in sorted(_required(operation, problem) - found.keys()):
+        raise UsageError(name, None, f"an array: the plan is for a problem that has {name}")
+    return found
 
 
 def _of_four_axes(view: View) -> tuple[int, ...]:

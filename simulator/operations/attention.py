@@ -92,6 +92,8 @@ LOST = 2.0**-10
 """Half of e4m3's smallest step: what a P of at most 1 may lose by rounding, relative to the row's largest."""
 LOST_SUMS = 2.0**-15
 """The same for each addend of the sum of P, where P is multiplied by 2^5 first."""
+MOST_SINK = 1e30
+"""The largest sink, above 0 or below."""
 LSE_FLOOR = 2e-5
 """LSEs that are closer than this count as equal."""
 
@@ -502,16 +504,19 @@ class Attention(Operation):
 
 
 def check_sinks(arrays: Mapping[str, Any]) -> None:
-    """Looks at NumPy's sinks and slopes, because one of NaN would spread over all rows of its head. Raises `UsageError`."""
+    """Looks at NumPy's sinks and slopes, because one of NaN would spread over all rows of its head. As an exponent to the base 2 a
+    sink must be a number of float32, too. Raises `UsageError`."""
     for name, accepted in (
-        ("sinks", "finite numbers, or -inf for a head without one"),
+        ("sinks", f"finite numbers up to {MOST_SINK:g}, or -inf for a head without one"),
         ("alibi_slopes", "finite numbers"),
     ):
         x: Any = arrays.get(name)
         if not isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
             continue
         numbers = np.asarray(x, np.float32)
-        wrong = ~np.isfinite(numbers) & ~((name == "sinks") & np.isneginf(numbers))
+        wrong = ~np.isfinite(numbers)
+        if name == "sinks":
+            wrong = (wrong | (np.abs(numbers) > MOST_SINK)) & ~np.isneginf(numbers)
         if wrong.any():
             at = int(np.argmax(wrong))
             raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)

@@ -200,6 +200,10 @@ def quantize_cache(
             raise UsageError(f"{name}.shape", values.shape, "(batch, kv_heads, len_kv, head_dim)")
         if not np.isfinite(values).all():
             raise UsageError(name, "NaN or inf", "finite values")
+        if found and values.shape[:3] != found[0][0].shape[:3]:
+            raise UsageError(
+                "v.shape", values.shape, f"({', '.join(map(str, found[0][0].shape[:3]))}, head_dim), as k has"
+            )
         found.append(quantized(values, dtype, form))
     (of_k, scale_k), (of_v, scale_v) = found
     return QuantizedCache(of_k, of_v, scale_k, scale_v)

@@ -15,7 +15,7 @@ import numpy as np
 from simulator.counts import Spec
 from simulator.dtypes import Array
 from simulator.errors import UsageError
-from simulator.operations.attention import ATTENTION
+from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import Problem, Tile
 
@@ -105,6 +105,11 @@ class CascadeAttention(Operation):
         )  # fmt: skip
         self.check(problem, {name: x for name, x in arrays.items() if x is not None})
         return problem
+
+    def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
+        """As for any operation, with a look at NumPy's sinks."""
+        super().check(problem, arrays, tile)
+        check_sinks(arrays)
 
     def fitted(self, problem: Problem) -> Problem:
         if problem.page_size is not None or problem.lengths is not None:

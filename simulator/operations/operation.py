@@ -246,7 +246,7 @@ class Operation(ABC):
         if len(given) > len(required):
             raise UsageError("arrays", Said(f"{len(given)} by position"), f"{', '.join(required)}: {len(required)}")
         found = dict(zip(required, given, strict=False))
-        known = [operand.name for operand in self.inputs]
+        known = list(dict.fromkeys(operand.name for operand in self.inputs))
         for name, x in named.items():
             if name not in known:
                 raise unknown("operand", name, known)
@@ -269,7 +269,7 @@ class Operation(ABC):
             if tuple(x.shape) != shape:
                 raise UsageError(f"{name}.shape", tuple(x.shape), f"{shape}, its axes are {', '.join(operand.axes)}")
             if dtype_name(x) not in SAID_AS.get(dtype, (dtype,)):
-                raise UsageError(f"{name}.dtype", dtype_name(x), dtype)
+                raise UsageError(f"{name}.dtype", dtype_name(x), " or ".join(SAID_AS.get(dtype, (dtype,))))
 
 
 def storage_dtypes(arrays: Mapping[str, Any], names: Sequence[str], accepted: str) -> DType:

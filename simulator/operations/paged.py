@@ -161,7 +161,7 @@ class PagedAttention(Operation):
         lengths: list[int] = lens.tolist() if isinstance(lens, np.ndarray) else list(p.seq_lens)
         if isinstance(lens, np.ndarray):
             for b, n in enumerate(lengths):
-                room = f"an integer from 0 to {p.len_kv:,}, for as many keys the block table has room"
+                room = f"an integer from 0 to {p.len_kv:,}: the block table has room for so many keys"
                 if not 0 <= n <= p.len_kv:
                     raise UsageError(f"seq_lens[{b}]", n, room)
                 if p.lengths is not None and n != p.seq_lens[b]:

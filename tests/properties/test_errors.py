@@ -119,8 +119,18 @@ OF_SCORES: list[tuple[dict[str, Any], str]] = [
     ({"sinks": np.zeros(3, "f4")}, f"sinks.shape = (3,): expected {SHAPE}"),
     ({"sinks": np.zeros((1, 2), "f4")}, f"sinks.shape = (1, 2): expected {SHAPE}"),
     ({"sinks": np.zeros(2, "f2")}, "sinks.dtype = 'float16': expected float32"),
-    ({"sinks": np.float32([0, math.nan])}, f"sinks[1] = nan: expected {FINITE}, or -inf for a head without one"),
-    ({"sinks": np.float32([math.inf, 0])}, f"sinks[0] = inf: expected {FINITE}, or -inf for a head without one"),
+    (
+        {"sinks": np.float32([0, math.nan])},
+        f"sinks[1] = nan: expected {FINITE} up to 1e+30, or -inf for a head without one",
+    ),
+    (
+        {"sinks": np.float32([math.inf, 0])},
+        f"sinks[0] = inf: expected {FINITE} up to 1e+30, or -inf for a head without one",
+    ),
+    (
+        {"sinks": np.float32([0, -2e38])},
+        f"sinks[1] = -1.9999999360571385e+38: expected {FINITE} up to 1e+30, or -inf for a head without one",
+    ),
     ({"alibi_slopes": np.zeros(1, "f4")}, f"alibi_slopes.shape = (1,): expected {SHAPE}"),
     ({"alibi_slopes": np.zeros(2, "f8")}, "alibi_slopes.dtype = 'float64': expected float32"),
     ({"alibi_slopes": np.float32([math.nan, 0])}, f"alibi_slopes[0] = nan: expected {FINITE}"),

@@ -176,3 +176,17 @@ def test_who_knows_no_quantised_cache_refuses_it() -> None:
             fl.UsageError, match=r"kv_dtype = 'int8': expected nothing: \w+ knows causal, window, scale"
         ):
             fl.count(name, p)
+
+
+def test_keys_and_values_that_do_not_belong_together() -> None:
+    k = np.ones((1, 2, 5, 4), np.float16)
+    assert fl.quantize_cache(k, k[..., :3]).v.shape == (1, 2, 5, 3)
+    with pytest.raises(fl.UsageError, match=r"v.shape = \(1, 2, 3, 4\): expected \(1, 2, 5, head_dim\), as k has"):
+        fl.quantize_cache(k, k[:, :, :3])
+
+
+def test_a_type_is_no_name_of_a_dtype() -> None:
+    """Who knows NumPy writes it first."""
+    k: Any = np.ones((1, 2, 5, 4), np.float16)
+    with pytest.raises(fl.UsageError, match="dtype = <class 'numpy.int8'>: expected one of "):
+        fl.quantize_cache(k, k, np.int8)  # pyright: ignore[reportArgumentType]

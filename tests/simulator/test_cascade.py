@@ -110,6 +110,7 @@ SMALL = fl.Problem(batch=2, heads=2, len_q=1, len_kv=9, len_prefix=20, head_dim=
         ({"v": np.zeros((1, 2, 9, 16), np.float16)}, "v.shape = (1, 2, 9, 16): expected (2, 2, 9, 16)"),
         ({"k": np.zeros((2, 2, 9, 16), np.float32)}, "k.dtype = 'float32': expected float16, as q has"),
         ({"sinks": np.zeros(3, np.float32)}, "sinks.shape = (3,): expected (2,)"),
+        ({"sinks": np.float32([0, np.nan])}, "sinks[1] = nan: expected finite numbers up to 1e+30"),
     ],
 )  # fmt: skip
 def test_wrong_arrays_get_one_line(changes: dict[str, Any], line: str) -> None:

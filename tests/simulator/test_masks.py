@@ -273,7 +273,7 @@ def wrong(p: Problem, mask: Array) -> list[str]:
 
 SEEDED: dict[str, tuple[str, Any, str]] = {
     "pairs the other way round for a judge": (
-        "simulator.operations.attention.shown_pairs", lambda p, mask: shown_pairs(p, mask)[:, ::-1], "judges",
+        "simulator.operations.pairs.shown_pairs", lambda p, mask: shown_pairs(p, mask)[:, ::-1], "judges",
     ),
     "pairs the other way round for the tile program": (
         "simulator.programs.mask.shown_pairs", lambda p, mask: shown_pairs(p, mask)[:, ::-1], "rule",

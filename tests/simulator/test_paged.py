@@ -176,7 +176,7 @@ def changed(name: str, place: Any, value: int) -> dict[str, Any]:
 WRONG: list[tuple[dict[str, Any], str]] = [
     (changed("block_table", (1, 2), 11), "block_table[1, 2] = 11: expected a page of the pool, from 0 to 10"),
     (changed("block_table", (0, 7), -1), "block_table[0, 7] = -1: expected a page of the pool, from 0 to 10"),
-    (changed("seq_lens", 1, 33), "seq_lens[1] = 33: expected an integer from 0 to 32, for as many keys"),
+    (changed("seq_lens", 1, 33), "seq_lens[1] = 33: expected an integer from 0 to 32: the block table"),
     (changed("seq_lens", 0, -1), "seq_lens[0] = -1: expected an integer from 0 to 32"),
     (changed("seq_lens", 1, 31), f"block_table[1, 3] = {STRAY}: expected a page of the pool"),
     ({"lengths": [(1, 30), (1, 10)]}, "seq_lens[1] = 9: expected 10, as lengths say"),

@@ -131,6 +131,22 @@ def test_a_plan_on_the_cpu_writes_outputs_in_place(backend: Any) -> None:
             plan.run(inputs, out=wrong)
 
 
+@pytest.mark.parametrize("backend", ["simulator", "emulator"])
+def test_a_plan_wants_what_its_problem_has(backend: Any) -> None:
+    """Without its sinks or its mask of drafts a request would be answered wrongly, and nobody would know."""
+    for changes, missing in (({"sinks": True}, "sinks"), ({"drafts": True}, "draft_mask")):
+        p = fl.Problem(batch=1, heads=2, lengths=[(2, 9)], head_dim=16, dtype="float16", page_size=4, **changes)
+        arrays_: Any = fl.CATALOGUE["paged"].operation.draw(p)
+        plan = fl.plan("paged", p, backend=backend)
+        assert plan.run(arrays_)["out"].shape == (1, 2, 2, 16) and plan.workspace == 0
+        del arrays_[missing]
+        line = f"{missing} = None: expected an array: the plan is for a problem that has {missing}"
+        with pytest.raises(fl.UsageError, match=line):
+            plan.run(arrays_)
+    with pytest.raises(fl.UsageError, match="arrays = list: expected arrays by name"):
+        plan.run([1])  # pyright: ignore
+
+
 @pytest.mark.parametrize("lse", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: Any, algorithm: str, lse: bool) -> None:
