@@ -70,6 +70,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
             {
                 "a-query": {"batch": 9, "heads": 8, "len_q": 1, "len_kv": 300, "len_prefix": 2999, "head_dim": 128},
                 "some-queries": {"batch": 7, "heads": 8, "len_q": 5, "len_kv": 700, "len_prefix": 1024, "sinks": True},
+                "soft-cap": {"batch": 2, "heads": 8, "len_q": 2, "len_kv": 300, "len_prefix": 1024, "soft_cap": 5.0},
                 "wide-heads": {"batch": 3, "heads": 4, "len_q": 2, "len_kv": 99, "len_prefix": 600, "head_dim": 256},
                 "odd-rows": {"batch": 3, "heads": 6, "len_q": 1, "len_kv": 0, "len_prefix": 799, "head_dim": 40},
                 "no-prefix": {"batch": 3, "heads": 2, "len_q": 3, "len_kv": 600, "len_prefix": 0},
@@ -94,6 +95,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         "dlse causal": {**shapes["fewer-queries"], "causal": True, "dlse": True},
         "sinks dlse causal": {**shapes["gqa"], "causal": True, "dlse": True, "sinks": True},
         "sinks sequences causal": {**sequences["sequences causal"], "sinks": True},
+        "soft-cap causal": {**shapes["gqa"], "causal": True, "soft_cap": 5.0},
     }
 
     requests = {"head_dim": 64, "heads": 8, "kv_heads": 2, "batch": 4, "lengths": [(2, n) for n in (2999, 0, 1, 700)]}
@@ -139,6 +141,11 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         masked |= scored if set(SCORES) <= known else {}
         masked |= pages if paged else sequences if "lengths" in known else {}
         masked |= drafted if "drafts" in known else {}
+        if (
+            row.operation is not BACKWARD and {"soft_cap", "sinks"} <= known and "alibi" not in known
+        ):  # those that serve
+            served = pages["requests page 16 causal"] if paged else few["some-queries"]
+            masked |= {"sinks": {**served, "sinks": True}, "soft-cap sinks": {**served, "soft_cap": 5.0, "sinks": True}}
         if "kv_dtype" in known and dtype != "float32":
             few_of = pages["requests page 16 causal"] if paged else few["a-query"]
             masked |= {label: {**few_of, **quantized} for label, quantized in caches.items()}

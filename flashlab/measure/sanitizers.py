@@ -219,6 +219,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "GQA, window": {"heads": 4, "kv_heads": 2, "len_q": 130, "head_dim": 64, "window": (33, 5)},
         "fewer queries": fewer,
         "empty rows": empty,
+        "soft cap": {**ragged, "soft_cap": 5.0},
         "soft cap, sinks, ALiBi": {**ragged, "soft_cap": 5.0, "sinks": True, "alibi": True},
         "sinks, empty rows": {**empty, "sinks": True},
         "sequences": sequences,

@@ -165,6 +165,8 @@ def test_the_matrix_has_what_it_must() -> None:
                 assert any(p.queries_per_kv > 1 for p in mine)
                 assert any(p.len_q < p.len_kv for p in mine)
                 assert any(p.len_q > p.len_kv for p in mine)
+        for feature in {"sinks", "soft_cap"} & set(CATALOGUE[algorithm].support.masks):
+            assert any(getattr(c.problem, feature) for c in matrix if c.algorithm == algorithm), (algorithm, feature)
     assert len({case.name for case in matrix}) == len(matrix)
 
 
