@@ -84,7 +84,7 @@ def attention(
 
     Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
     written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
-    `algorithm="auto"` is the fastest that takes the problem there.
+    `algorithm="auto"` is the fastest that takes the problem there, for few queries `flash_decoding`.
 
     Gradients flow through `out` and the LSE back to torch tensors q, k, v and sinks that require them. What `attention_backward`
     doesn't take is refused then. `flashlab.integrations.torch` is for functions that `torch.compile` compiles.

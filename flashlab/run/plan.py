@@ -27,7 +27,7 @@ from simulator.names import AnyBackend, DeviceName
 from simulator.operations.operation import Operation
 from simulator.problem import WIDTH, Problem, Tile, round_up
 from simulator.program import Program
-from simulator.programs import flash3_paged
+from simulator.programs import flash3_paged, flash_decoding
 from simulator.simulate import TileLike, run_on_data
 from simulator.support import MOST_BLOCKS
 
@@ -49,7 +49,7 @@ ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 
 _ONE_ORDER = " in one order"
 _FASTEST = {
-    "attention": ("flash3", "flash2"),
+    "attention": ("flash_decoding", "flash3", "flash2"),
     "backward": ("flash3_backward", "flash3_backward_wide", "flash2_backward"),
     "backward in one order": ("flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward_deterministic"),
     "paged attention": ("flash3_paged", "paged"),
@@ -57,7 +57,10 @@ _FASTEST = {
     "paged latent attention": ("mla_hopper_paged", "mla_paged"),
 }
 
-_PAYS: dict[str, Callable[[Problem, Device], bool]] = {"flash3_paged": flash3_paged.pays}
+_PAYS: dict[str, Callable[[Problem, Device], bool]] = {
+    "flash3_paged": flash3_paged.pays,
+    "flash_decoding": flash_decoding.pays,
+}
 """Where the fastest is so for some problems only: whether it is."""
 
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for

@@ -43,6 +43,8 @@ MOST_PAGED = 8
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
+FEW_ROWS = 16
+"""Up to so many rows, queries are few."""
 SORTED = 32
 """Requests whose last runs are sorted by their lengths. Of more requests, there are `CLASSES` of last runs, the long ones first."""
 CLASSES = 4
@@ -202,6 +204,19 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     room, most = (_REGISTERS, inf) if problem.page_size is None else (_REGISTERS_PAGED, MOST_PAGED)
     runs = [2**n for n in range(room // registers + 1) if 2**n <= most]
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
+
+
+def pays(problem: Problem, device: Device) -> bool:
+    """Is it faster than what has a tile of rows for each head? It is where a group's queries are few rows of one tile, as they were
+    where it was timed: there each key is read once for all of them, and all SMs share the keys of a request.
+
+    >>> from simulator.devices import DEVICES
+    >>> decode = Problem(batch=1, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16")
+    >>> [pays(decode.replace(len_q=n), DEVICES["h100"]) for n in (1, 4, 5)]
+    [True, True, False]
+    """
+    del device
+    return problem.len_q * problem.queries_per_kv <= FEW_ROWS
 
 
 def passes(problem: Problem, run: int) -> int:
