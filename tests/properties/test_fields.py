@@ -303,6 +303,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/outsiders.py": "calls others' functions",
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
+    "flashlab/measure/fa3_wheel.py": "says one in another library's words",
     "flashlab/measure/features.py": "times one",
     "flashlab/measure/flex.py": "says one in another library's words",
     "flashlab/measure/gradients.py": "shows queries of their own few keys",
