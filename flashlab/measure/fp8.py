@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.measure import fp8_cudnn
+from flashlab.measure import cudnn_graph, fp8_cudnn
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells
 from flashlab.measure.timing import interleaved
@@ -294,7 +294,7 @@ def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int
     chosen = cells(("bfloat16",), head_dims, (False, True), lengths)
     not_run = list[str]()
     rows = tuple(speed(chosen, not_run))
-    cudnn = fp8_cudnn.versions() if any(row.tflops_cudnn for row in rows) else None
+    cudnn = cudnn_graph.versions() if any(row.tflops_cudnn for row in rows) else None
     reasons = tuple(dict.fromkeys(not_run))
     return Fp8Report(title, own.said, accuracy(own), rows, papers.said, accuracy(papers), cudnn, reasons)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from flashlab.measure import fp8_cudnn
+from flashlab.measure import cudnn_graph
 from simulator.errors import Unavailable
 
 __all__ = ["PEERS", "check", "flashinfer", "prepare", "reason"]
@@ -35,7 +35,7 @@ def prepare(name: str, torch: Any, arrays: Mapping[str, Any]) -> Call:
 def check(name: str) -> None:
     """Raise `Unavailable` for a peer that isn't installed."""
     if name == "cudnn-paged":
-        fp8_cudnn.library()
+        cudnn_graph.library()
     else:
         flashinfer()
 
@@ -108,9 +108,7 @@ def _flashinfer_batch(torch: Any, **arrays: Any) -> Call:
 
 def _cudnn(torch: Any, q: Any, k: Any, v: Any, block_table: Any, seq_lens: Any) -> Call:
     """cuDNN's graph of one operation, `sdpa`, whose K and V are pools and tables of pages."""
-    cudnn = fp8_cudnn.library()
-    kinds, batch = cudnn.data_type, q.shape[0]
-    types = {torch.bfloat16: kinds.BFLOAT16, torch.float16: kinds.HALF, torch.int32: kinds.INT32}
+    batch = q.shape[0]
     table = block_table.view(batch, 1, -1, 1)
     given = {
         "q": q, "k": k, "v": v, "paged_attention_k_table": table, "paged_attention_v_table": table,
@@ -119,31 +117,17 @@ def _cudnn(torch: Any, q: Any, k: Any, v: Any, block_table: Any, seq_lens: Any) 
     }  # fmt: skip
     out = torch.empty_like(q)
 
-    handle = cudnn.create_handle()
-    graph = cudnn.pygraph(
-        io_data_type=types[q.dtype], intermediate_data_type=kinds.FLOAT, compute_data_type=kinds.FLOAT, handle=handle
-    )
-    inputs = {
-        name: graph.tensor(name=name, dim=list(x.shape), stride=list(x.stride()), data_type=types[x.dtype])
-        for name, x in given.items()
-    }
-    made, _ = graph.sdpa(
-        **inputs, attn_scale=q.shape[-1] ** -0.5, generate_stats=False, use_padding_mask=True,
-        paged_attention_max_seq_len_kv=table.shape[2] * k.shape[2],  # all that a line of the table has room for
-    )  # fmt: skip
-    made.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride())).set_data_type(types[out.dtype])
-    graph.validate()
-    graph.build_operation_graph()
-    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    graph.check_support()
-    graph.build_plans()
-    workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=q.device)
-    bound = {inputs[name]: x for name, x in given.items()} | {made: out}
+    def sdpa(graph: Any, inputs: dict[str, Any]) -> list[Any]:
+        made, _ = graph.sdpa(
+            **inputs, attn_scale=q.shape[-1] ** -0.5, generate_stats=False, use_padding_mask=True,
+            paged_attention_max_seq_len_kv=table.shape[2] * k.shape[2],  # all that a line of the table has room for
+        )  # fmt: skip
+        return [made]
+
+    run = cudnn_graph.planned(given, [out], sdpa)
 
     def call() -> Any:
-        # The stream of now: a CUDA graph is captured on one of its own.
-        cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
-        graph.execute(bound, workspace, handle=handle)
+        run()
         return out
 
     return call

@@ -63,6 +63,8 @@ _PAYS: dict[str, Callable[[Problem, Device], bool]] = {
 }
 """Where the fastest is so for some problems only: whether it is."""
 
+_POSED = ("sinks", "alibi_slopes", "mask", "block_mask", "draft_mask", "dlse")
+"""Inputs whose default would be another problem's answer. That of the others says something: scales of 1, full tables."""
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
 _ZEROS = 8 << 20  # bytes of them, about
@@ -528,15 +530,7 @@ def _handed(given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[s
 
 def _required(operation: Operation, problem: Problem) -> set[str]:
     """What a call of a plan needs: the operation's required inputs, and those that the plan's problem is said to have."""
-    posed = {x.name for x in operation.taken(problem)} & {
-        "sinks",
-        "alibi_slopes",
-        "mask",
-        "block_mask",
-        "draft_mask",
-        "dlse",
-    }
-    return {x.name for x in operation.required} | posed
+    return {x.name for x in operation.required} | {x.name for x in operation.taken(problem) if x.name in _POSED}
 
 
 def _bound(operation: Operation, problem: Problem, inputs: dict[str, Any]) -> dict[str, Any]:

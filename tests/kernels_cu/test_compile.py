@@ -19,6 +19,7 @@ from flashlab.run import nvrtc
 from flashlab.run.nvrtc import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile, count
 from simulator.catalogue import with_kernels
+from simulator.operations.latent import latent_problem
 from simulator.problem import SCORES
 from tests.patches import patched
 from tests.tiers import one_of_each
@@ -520,3 +521,16 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
     with pytest.raises(nvrtc.CompilerMissing, match="^NVRTC's Python bindings are missing: pip install .*nvrtc.*$"):
         compile_kernel("standard", SMALL, arch="sm_80")
+
+
+def test_few_chunks_merge_with_half_of_the_registers() -> None:
+    """So twice as many blocks of the second launch fit on an SM."""
+
+    def registers(len_kv: int) -> int:
+        problem = latent_problem(batch=2, heads=16, len_kv=len_kv, dtype="bfloat16")
+        config = CATALOGUE["mla_hopper"].program.configure(problem, Device.named("h200"))
+        compiled = compile_kernel("mla_hopper", defines(config, "bfloat16", 576), arch="sm_90a")
+        return compiled.resources["mla_hopper_merge"].registers
+
+    few, many = registers(4096), registers(4097)
+    assert 2 * few < many

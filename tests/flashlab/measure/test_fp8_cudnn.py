@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.measure import fp8, fp8_cudnn
+from flashlab.measure import cudnn_graph, fp8
 from simulator.errors import Unavailable
 
 P = fl.Problem(batch=2, heads=3, len_q=40, head_dim=64, dtype="bfloat16", causal=True)
@@ -21,6 +21,8 @@ EIGHT, SIXTEEN = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.bfloat16)
 
 class Tensor(np.ndarray[Any, Any]):
     """What of torch's the peer uses, in NumPy."""
+
+    device = "cuda"
 
     def stride(self) -> tuple[int, ...]:
         return tuple(n // self.itemsize for n in self.strides)
@@ -158,7 +160,7 @@ def test_the_graph_is_asked_for_attention(library: Callable[..., list[Graph]], c
         "check_support",
         "build_plans",
     ]
-    assert fp8_cudnn.versions() == "nvidia-cudnn-frontend 1.0, cuDNN 9.1.0"
+    assert cudnn_graph.versions() == "nvidia-cudnn-frontend 1.0, cuDNN 9.1.0"
 
 
 def test_an_output_in_8_bits_where_there_is_no_other(library: Callable[..., list[Graph]]) -> None:
@@ -181,7 +183,7 @@ def test_a_wrong_result_is_not_timed(library: Callable[..., list[Graph]], wrong:
 def test_where_it_is_missing_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cudnn", None)
     with pytest.raises(Unavailable, match=r"^cudnn cannot be imported \(.*\): pip install nvidia-cudnn-frontend$"):
-        fp8_cudnn.versions()
+        cudnn_graph.versions()
 
 
 CELL = {"head_dim": 128, "causal": False, "length": 1024}
