@@ -43,8 +43,8 @@ MOST_PAGED = 8
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
-FEW_ROWS = 16
-"""Up to so many rows, queries are few."""
+FEW_ROWS = 8
+"""Up to so many rows, queries are few: with one to eight it was timed."""
 SORTED = 32
 """Requests whose last runs are sorted by their lengths. Of more requests, there are `CLASSES` of last runs, the long ones first."""
 CLASSES = 4
@@ -207,12 +207,12 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
 
 
 def pays(problem: Problem, device: Device) -> bool:
-    """Is it faster than what has a tile of rows for each head? It is where a group's queries are few rows of one tile, as they were
-    where it was timed: there each key is read once for all of them, and all SMs share the keys of a request.
+    """Is it faster than what has a tile of rows for each head? It is where a group's queries are few rows of one tile: each key is
+    read once for all of them, and all SMs share the keys of a request.
 
     >>> from simulator.devices import DEVICES
     >>> decode = Problem(batch=1, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16")
-    >>> [pays(decode.replace(len_q=n), DEVICES["h100"]) for n in (1, 4, 5)]
+    >>> [pays(decode.replace(len_q=n), DEVICES["h100"]) for n in (1, 2, 3)]
     [True, True, False]
     """
     del device

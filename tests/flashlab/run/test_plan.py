@@ -402,8 +402,8 @@ def test_copies_of_any_operand_are_warmed(cupy: FakeCupy, dtype: str) -> None:
     ("changes", "arch", "name"),
     [
         ({"len_q": 1}, "compute_90", "flash_decoding"),
-        ({"len_q": 4}, "compute_80", "flash_decoding"),
-        ({"len_q": 5}, "compute_90", "flash3"),
+        ({"len_q": 2}, "compute_80", "flash_decoding"),
+        ({"len_q": 3}, "compute_90", "flash3"),
         ({"len_q": 512}, "compute_80", "flash2"),
         ({"len_q": 1, "alibi": True}, "compute_90", "flash3"),
         ({"len_q": 1, "soft_cap": 30.0, "sinks": True}, "compute_90", "flash_decoding"),
