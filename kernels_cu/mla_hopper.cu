@@ -4,8 +4,8 @@
 //   lse (batch, heads, len_q) float32, or NULL    sinks (heads) float32    q, latent and out in float16 or bfloat16
 //   partial (batch, chunks, rows, VALUE_DIM), partial_m, partial_l (batch, chunks, rows)    float32
 //
-// A unit of work is 64 rows and a chunk of 1,024 keys, which begins at a multiple of 1,024. A block takes one unit after the other. A
-// second launch adds up what the chunks of a row have. All SMs share in that, where the last node of a tree (mla.cu) is left to one.
+// A unit of work is 64 rows and a chunk of keys, 1,024 unless callers say how many. A block takes one unit after the other. A second
+// launch adds up what the chunks of a row have. All SMs share in that, where the last node of a tree (mla.cu) is left to one.
 // The order is fixed, so no bit depends on the batch.
 //
 // A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
@@ -16,8 +16,8 @@
 //   - Two have the output, 256 columns each, which fill 128 registers of a thread. P leaves SRAM once for each of them.
 // So the scores of a tile are computed, and its exponentials taken, while the tensor cores still multiply the P of the tile before.
 //
-// A tile comes in three sets of columns, because each is free at another time: those of RoPE after the scores, each half of the
-// value after its output. The scores begin with what comes first.
+// A tile comes in five sets of columns, because each is free at another time: those of RoPE after the scores, each quarter of the
+// value after its product. The scores begin with what comes first.
 //
 //   SRAM        Q  BR x HEAD_DIM | latent  STAGES x (BC x HEAD_DIM) | P  BR x BC | alpha  BR | mbarriers
 //   registers   S  BR x BC, and O  BR x VALUE_DIM / 2 in each of two warpgroups, in float32
@@ -58,7 +58,10 @@ constexpr float TAU = 8;  // a maximum may lag behind by so much: then exponenti
 
 enum Role { LOADS, SCORES, OUTPUT };  // of a warpgroup: OUTPUT is the first of two
 enum NamedBarrier { QUERIES = 1 };
-enum Columns { ROPE, LEFT, RIGHT, SETS };  // in the order in which a slot's are free, and loaded
+// The sets of columns that a tile comes in, in the order in which a slot's are free, and loaded: those of RoPE, then those of each
+// half's first product, then of its second.
+constexpr int ROPE = 0, SETS = 1 + 2 * PRODUCTS;
+DEVICE constexpr int set_of(int half, int product) { return 1 + 2 * product + half; }
 
 using QTile = PanelTile<BR, HEAD_DIM>;
 using LatentTile = PanelTile<BC, HEAD_DIM>;
@@ -66,12 +69,14 @@ using ValueTile = PanelTile<BC, PRODUCT>;
 using PTile = Tile<BR, BC>;
 
 // The panels of 64 columns that a set has.
-constexpr int VALUE_PANELS = HALF / 64;
-DEVICE constexpr int first_panel(int columns) { return columns == ROPE ? 2 * VALUE_PANELS : (columns - LEFT) * VALUE_PANELS; }
-DEVICE constexpr int panels_of(int columns) { return columns == ROPE ? LatentTile::PANELS - 2 * VALUE_PANELS : VALUE_PANELS; }
+constexpr int VALUE_PANELS = PRODUCT / 64;
+DEVICE constexpr int first_panel(int columns) {
+  return columns == ROPE ? VALUE_DIM / 64 : ((columns - 1) % 2 * PRODUCTS + (columns - 1) / 2) * VALUE_PANELS;
+}
+DEVICE constexpr int panels_of(int columns) { return columns == ROPE ? LatentTile::PANELS - VALUE_DIM / 64 : VALUE_PANELS; }
 
 struct Sram {
-  static constexpr int MBARRIERS = 16, ALPHA_BYTES = BR * 4;
+  static constexpr int MBARRIERS = 24, ALPHA_BYTES = BR * 4;
 
   unsigned base = sram_base();
 
@@ -238,9 +243,11 @@ struct Latent {
         copy<false>(sram.latent(ring.slot), columns, first_row, own, keys - first_key);
       copy_commit();
     }
-    tell<2>(sram.full(ring.slot, ROPE));
-    tell<1>(sram.full(ring.slot, LEFT));
-    tell<0>(sram.full(ring.slot, RIGHT));
+    tell<4>(sram.full(ring.slot, 0));
+    tell<3>(sram.full(ring.slot, 1));
+    tell<2>(sram.full(ring.slot, 2));
+    tell<1>(sram.full(ring.slot, 3));
+    tell<0>(sram.full(ring.slot, 4));
   }
 
   template <bool WHOLE>
@@ -271,16 +278,18 @@ struct Latent {
   const Sram& sram;
 
   DEVICE void load(const Unit& unit, int, int j, const Ring& ring) const {
-    if (threadIdx.x != 0) return;
+    if (warp_id() != 0) return;
     // step: load_latent (producer)
     const LatentTile tile = sram.latent(ring.slot);
 #pragma unroll
     for (int columns = 0; columns < SETS; ++columns) {
       mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
-      mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
+      if (elected()) {
+        mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
 #pragma unroll
-      for (int i = first_panel(columns); i < first_panel(columns) + panels_of(columns); ++i)
-        tma_load(tile.panel(i), latent, unit.batch, 0, j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
+        for (int i = first_panel(columns); i < first_panel(columns) + panels_of(columns); ++i)
+          tma_load(tile.panel(i), latent, unit.batch, 0, j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
+      }
     }
   }
 };
@@ -359,8 +368,10 @@ struct Weighing {
 
       // step: scores
       multiply(s, ROPE);
-      multiply(s, LEFT);
-      multiply(s, RIGHT);
+      multiply(s, set_of(0, 0));
+      multiply(s, set_of(1, 0));
+      multiply(s, set_of(0, 1));
+      multiply(s, set_of(1, 1));
       wgmma_commit();
       wgmma_wait<0>();
       settle(s);
@@ -474,23 +485,24 @@ struct Accumulating {
         for (int r = 0; r < 4; ++r) p[i][r] = a.r[r];
       }
       release(sram.p_empty());
-      const int columns = LEFT + half_of_columns();
-      mbarrier_wait(sram.full(ring.slot, columns), ring.parity);
       settle(p);
 #pragma unroll
       for (int n = 0; n < PRODUCTS; ++n) settle(o[n]);
-      wgmma_fence();
 #pragma unroll
       for (int n = 0; n < PRODUCTS; ++n) {
-        const ValueTile value = {sram.latent(ring.slot).panel(half_of_columns() * VALUE_PANELS + n * ValueTile::PANELS)};
+        mbarrier_wait(sram.full(ring.slot, set_of(half_of_columns(), n)), ring.parity);
+        wgmma_fence();
+        const ValueTile value = {sram.latent(ring.slot).panel((half_of_columns() * PRODUCTS + n) * VALUE_PANELS)};
 #pragma unroll
         for (int i = 0; i < P_STEPS; ++i) wgmma_rs(o[n], p[i], columns_operand(value, 16 * i));
+        wgmma_commit();
       }
-      wgmma_commit();
+      wgmma_wait<1>();
+      release(sram.empty(ring.slot, set_of(half_of_columns(), 0)));
       wgmma_wait<0>();
+      release(sram.empty(ring.slot, set_of(half_of_columns(), 1)));
 #pragma unroll
       for (int n = 0; n < PRODUCTS; ++n) settle(o[n]);
-      release(sram.empty(ring.slot, columns));
     }
 
     // step: share_sum

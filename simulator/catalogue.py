@@ -248,7 +248,7 @@ _HOPPER = Support(
     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(128, 128), Tile(192, 64)),
 )
 _LATENT = Support(
-    dtypes=("float16", "bfloat16"), least=(8, 0), masks=(*COMMON_MASKS, "soft_cap", "sinks"), head_dims=range(576, 577),
+    dtypes=("float16", "bfloat16"), least=(8, 0), masks=(*COMMON_MASKS, "soft_cap", "sinks", "chunk"), head_dims=range(576, 577),
     head_dim_v=512, tile=mla_program.accepts,
     tiles=(None, Tile(16, 32), Tile(32, 64)), instead=None,
 )  # fmt: skip
@@ -379,7 +379,7 @@ CATALOGUE = {
         Algorithm(
             "mla_paged", mla_paged, mla_paged_formula.mla_paged, None,
             (Kernel("mla", "mla_paged", ("q", "latent", "out", "lse", "sinks", *_REQUESTS, *_TREE), persistent=True),),
-            replace(_LATENT, masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"), instead="mla"),
+            replace(_LATENT, masks=(*_LATENT.masks, "lengths"), instead="mla"),
             about=mla_paged_program.ABOUT, follows="mla",
         ),
         Algorithm(
@@ -395,7 +395,7 @@ CATALOGUE = {
             (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", "sinks", *_REQUESTS, *_PARTIAL),
                     (("latent", "page"),), "sm_90a", persistent=True),
              Kernel("mla_hopper", "mla_hopper_paged_merge", ("out", "lse", "sinks", "seq_lens", *_PARTIAL), arch="sm_90a")),
-            replace(_LATENT_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"), instead="mla_paged"),
+            replace(_LATENT_HOPPER, masks=(*_LATENT.masks, "lengths"), instead="mla_paged"),
             about=mla_hopper_paged_program.ABOUT, follows="mla_hopper",
         ),
         Algorithm(

@@ -28,6 +28,10 @@ DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
 MOST_REQUESTS = 1 << 20
 """The most requests of a batch in pages. Each is looked at by itself."""
+CHUNKS_OF = 64
+"""A chunk has a multiple of so many keys, as many as a tile."""
+MOST_OF_CHUNK = 1 << 24
+"""The most keys of a chunk: kernels count in 32 bits."""
 MOST_DRAFTS = 32
 """The most drafts of a request: each query has a bit for each, in one word."""
 CACHES = (FP8, "int8")
@@ -131,6 +135,9 @@ class Problem:
 
     K and V may be quantised: of a `kv_dtype` of 8 bits, with operands `k_scale` and `v_scale` that they are multiplied with.
     Fields of these names say what each scale is for: "tensor", "head", "token" or (of K) "channel". Without, a scale is 1.
+
+    Where keys are split into chunks and partial results added up, `chunk` says how many keys a chunk has. The order of additions
+    depends on it, and with it the last bits; on nothing else that lies beside a request.
 
     With `dlse` a backward pass gets a gradient of the LSE, too.
 
@@ -258,6 +265,9 @@ class Problem:
         f"What each scale of V is for: {', '.join(SCALES[:-1])}", default=None, among=SCALES[:-1], operand="v_scale"
     )
     exact_lse: bool = described("LSE of the weights before they are rounded to 8 bits", default=False)
+    chunk: int | None = described(
+        "Keys of a chunk, where keys are split and partial results are added up; none for the algorithm's own", default=None, least=1
+    )
     drafts: bool = described(
         "The last keys are drafts, of which each query sees those that its word's bits say",
         default=False,
@@ -288,6 +298,8 @@ class Problem:
             raise UsageError("len_prefix", self.len_prefix, "None with lengths or a page_size")
         if self.lengths is None and self.__dict__["len_q"] is None:
             raise UsageError("len_q", None, "an integer of at least 0, or lengths")
+        if self.chunk is not None and (self.chunk % CHUNKS_OF or self.chunk > MOST_OF_CHUNK):
+            raise UsageError("chunk", self.chunk, f"None, or a multiple of {CHUNKS_OF} up to {MOST_OF_CHUNK:,}")
         if self.drafts and self.page_size is None:
             raise UsageError("drafts", True, "False without a page_size")
         if self.drafts and self.len_q > MOST_DRAFTS:
@@ -665,6 +677,7 @@ class Masks(TypedDict, total=False):
     lengths: Lengths | None
     dropout: float | None
     exact_lse: bool
+    chunk: int | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -55,7 +55,7 @@ class Cell:
     """What is asked of a call: `len_kv` keys of each request, behind `len_prefix` that all share, or in pages.
 
     Where `longest` says so, `len_kv` is the mean of `skewed` lengths. K and V have 16 bits, or are of `kv_dtype`. `feature` is one
-    of `FEATURES` that the call has."""
+    of `FEATURES` that the call has. `chunk` is that of `fl.mla`."""
 
     batch: int
     heads: int
@@ -66,13 +66,20 @@ class Cell:
     len_prefix: int | None = None
     kv_dtype: str | None = None
     feature: str | None = None
+    chunk: int | None = None
 
 
 def _cells(*sizes: tuple[int, int, int, int], **more: Any) -> tuple[Cell, ...]:
     return tuple(Cell(batch=b, heads=h, kv_heads=g, len_kv=n, **more) for b, h, g, n in sizes)
 
 
-_LATENT_CELLS = (64, 128, 1, 4096), (1, 128, 1, 65536), (128, 16, 1, 2048)
+def _latent_cells(**more: Any) -> tuple[Cell, ...]:
+    """The cells in the algorithm's own chunks, and full batches once more in one chunk for each row, which leaves nothing to merge."""
+    full = (64, 128, 1, 4096), (128, 16, 1, 2048)
+    whole = (cell for n in full for cell in _cells(n, chunk=n[-1], **more))
+    return (*_cells(full[0], (1, 128, 1, 65536), full[1], **more), *whole)
+
+
 CELLS: Mapping[str, tuple[Cell, ...]] = {
     "flash_decoding": _cells(
         (1, 32, 8, 8192), (1, 32, 8, 65536), (16, 32, 8, 8192), (64, 32, 8, 4096), (64, 32, 32, 4096), (1, 64, 8, 131072)
@@ -80,10 +87,10 @@ CELLS: Mapping[str, tuple[Cell, ...]] = {
     "paged": tuple(
         cell for size in (16, 1, 64) for cell in _cells((64, 32, 8, 4096), page_size=size, longest=LONGEST)
     ),
-    "mla": _cells(*_LATENT_CELLS),
-    "mla_paged": _cells(*_LATENT_CELLS, page_size=_PAGE),
-    "mla_hopper": _cells(*_LATENT_CELLS),
-    "mla_hopper_paged": _cells(*_LATENT_CELLS, page_size=_PAGE),
+    "mla": _latent_cells(),
+    "mla_paged": _latent_cells(page_size=_PAGE),
+    "mla_hopper": _latent_cells(),
+    "mla_hopper_paged": _latent_cells(page_size=_PAGE),
     "cascade": _cells((128, 32, 8, 256), len_prefix=32768),
 }  # fmt: skip
 """What is timed, by algorithm."""
@@ -276,8 +283,8 @@ def _latent(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> C
             return _flashinfer_latent(torch, q, pool, table, lengths)
         if CATALOGUE[name].operation.in_pages:
             paged: dict[str, Any] = {"block_table": table, "seq_lens": lengths}
-            return lambda: mla(q, pool.swapaxes(1, 2), **paged, algorithm=name, backend=_backend())
-        return lambda: mla(q, rows, algorithm=name, backend=_backend())
+            return lambda: mla(q, pool.swapaxes(1, 2), **paged, chunk=cell.chunk, algorithm=name, backend=_backend())
+        return lambda: mla(q, rows, chunk=cell.chunk, algorithm=name, backend=_backend())
 
     halves = rows.flatten().chunk(2)
     return {**_agree({name: call_of(name) for name in (algorithm, *against)}, cell), "read": _read(torch, q, *halves)}

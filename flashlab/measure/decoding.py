@@ -117,7 +117,7 @@ def table(data: Decoding) -> str:
     peers = _peers(data)
     paged = data.rows[0].page_size is not None
     counted = all(row.flops for row in data.rows)
-    quantized, featured = (any(getattr(row, name) for row in data.rows) for name in ("kv_dtype", "feature"))
+    quantized, featured, chunked = (any(getattr(row, name) for row in data.rows) for name in ("kv_dtype", "feature", "chunk"))
     header = (
         "batch",
         "heads",
@@ -125,6 +125,7 @@ def table(data: Decoding) -> str:
         *(("of",) if quantized else ()),
         *(("with",) if featured else ()),
         *(("pages of",) if paged else ()),
+        *(("chunks of",) if chunked else ()),
         "µs",
         *(("TFLOP/s",) if counted else ()),
         "GB/s",
@@ -135,7 +136,8 @@ def table(data: Decoding) -> str:
     return markdown_table(header, [
         (str(r.batch), f"{r.heads}, {r.kv_heads}", _keys(r), *((r.kv_dtype or "",) if quantized else ()),
          *((f"{DRAFTS} drafts" if r.feature == "drafts" else (r.feature or "").replace("_", " "),) if featured else ()),
-         *((str(r.page_size),) if paged else ()), f"{took:.1f}",
+         *((str(r.page_size),) if paged else ()),
+         *((f"{r.chunk:,}" if r.chunk else "its own",) if chunked else ()), f"{took:.1f}",
          *((f"{(r.flops or 0) / took / 1e6:,.0f}",) if counted else ()), f"{r.nbytes / took / 1e3:,.0f}",
          f"{r.ratios['read']:.0%}", *(f"{r.microseconds[name]:.1f}" if name in r.ratios else "–" for name in peers),
          *(f"{r.ratios[name]:.2f}" if name in r.ratios else "–" for name in peers))

@@ -146,6 +146,9 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         ):  # those that serve
             served = pages["requests page 16 causal"] if paged else few["some-queries"]
             masked |= {"sinks": {**served, "sinks": True}, "soft-cap sinks": {**served, "soft_cap": 5.0, "sinks": True}}
+        if "chunk" in known:
+            split = pages["requests page 16 causal"] if paged else few["a-query"]
+            masked |= {"short-chunks": {**split, "chunk": 192}, "whole-chunks": {**split, "chunk": 4096}}
         if "kv_dtype" in known and dtype != "float32":
             few_of = pages["requests page 16 causal"] if paged else few["a-query"]
             masked |= {label: {**few_of, **quantized} for label, quantized in caches.items()}

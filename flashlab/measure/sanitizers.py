@@ -220,6 +220,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "fewer queries": fewer,
         "empty rows": empty,
         "soft cap": {**ragged, "soft_cap": 5.0},
+        "short chunks": {**fewer, "chunk": 64},
         "soft cap, sinks, ALiBi": {**ragged, "soft_cap": 5.0, "sinks": True, "alibi": True},
         "sinks, empty rows": {**empty, "sinks": True},
         "sequences": sequences,

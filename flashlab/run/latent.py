@@ -18,7 +18,7 @@ __all__ = ["mla"]
 def mla(
     q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, sinks: Any = None, algorithm: str | Program = "auto",
     out: Any = None, lse: bool = False, causal: bool = False, window: Any = None, scale: float | None = None,
-    soft_cap: float | None = None, tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None,
+    soft_cap: float | None = None, chunk: int | None = None, tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """DeepSeek's latent attention, in the absorbed form that decodes: arrays of CuPy, torch or JAX in GPU memory in, the same kind
     out.
@@ -34,6 +34,10 @@ def mla(
     With `block_table`, int32 `(batch, pages)`, latent is a pool of pages, `(pages, 1, page_size, 576)`. `seq_lens`, int32
     `(batch,)`, says how many tokens each request has. Both are as in `fl.attention`. A pool `(pages, page_size, 1, 576)` goes in as
     `pool.swapaxes(1, 2)`, and isn't copied.
+
+    Keys are split into chunks, and what they have is added up: `chunk` is how many keys one has, a multiple of 64. Blocks take
+    chunks, so few long requests want short ones; a row of one chunk has no partial results. The last bits of a request depend on
+    `chunk`, and on no other request. `None` is the algorithm's own, 1,024 on Hopper.
 
     `algorithm="auto"` is the fastest that takes the problem there: `mla_hopper` on Hopper, else `mla`, or the same in pages.
 
@@ -56,5 +60,5 @@ def mla(
     given = {"q": q, "latent": latent, "sinks": sinks, **pages}
     return paged.attention(
         PAGED_LATENT if in_pages else LATENT, given, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device,
-        out=out, causal=causal, window=window, scale=scale, soft_cap=soft_cap,
+        out=out, causal=causal, window=window, scale=scale, soft_cap=soft_cap, chunk=chunk,
     )  # fmt: skip

@@ -31,6 +31,18 @@ DEVICE void lanes_meet() {
 #endif
 }
 
+// True in one lane of the warp, which all lanes call. The compiler knows that it is one, so what this lane hands to the copy engine
+// needs no loop over lanes that differ.
+DEVICE bool elected() {
+#ifdef EMULATOR
+  return lane_id() == 0;
+#else
+  unsigned one;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(one));
+  return one;
+#endif
+}
+
 // True in every lane if it is in any.
 DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 

@@ -34,6 +34,7 @@ def latent_problem(
     *, batch: int = 1, heads: int, len_q: int | None = None, len_kv: int | None = None, dtype: DType = "bfloat16",
     scale: float | None = None, lengths: Lengths | None = None, page_size: int | None = None, pages: int | None = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, soft_cap: float | None = None, sinks: bool = False,
+    chunk: int | None = None,
 ) -> Problem:  # fmt: skip
     """A problem of latent attention: one KV head of 576 numbers, of which 512 are the value, and the scale 1/sqrt(192).
 
@@ -49,7 +50,7 @@ def latent_problem(
     return Problem(
         batch=batch, heads=heads, kv_heads=1, len_q=1 if len_q is None and lengths is None else len_q, len_kv=len_kv,
         head_dim=HEAD_DIM, head_dim_v=HEAD_DIM_V, dtype=dtype, scale=SCALE if scale is None else scale, lengths=lengths,
-        page_size=page_size, pages=pages, causal=causal, window=window, soft_cap=soft_cap, sinks=sinks,
+        page_size=page_size, pages=pages, causal=causal, window=window, soft_cap=soft_cap, sinks=sinks, chunk=chunk,
     )  # fmt: skip
 
 
@@ -110,6 +111,8 @@ class LatentAttention(Operation):
             "one key": {"heads": 2, "len_q": 1, "len_kv": 1},
             "a soft cap, sinks, chunks": {"heads": 4, "len_q": 2, "len_kv": 1100, "soft_cap": 2.0, "sinks": True},
             "sinks, causal": {"batch": 2, "heads": 3, "len_q": 5, "len_kv": 3, "causal": True, "sinks": True},
+            "short chunks": {"batch": 2, "heads": 4, "len_q": 1, "len_kv": 330, "chunk": 128},
+            "a long chunk": {"heads": 3, "len_q": 1, "len_kv": 1100, "chunk": 2048},
         }.items()
     }  # fmt: skip
     inputs = (
@@ -147,10 +150,10 @@ class LatentAttention(Operation):
         return {name: drawn[name] for name in ("q", "latent", "sinks") if name in drawn}
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        return ATTENTION.judge(problem, unfolded(arrays))
+        return ATTENTION.judge(problem.replace(chunk=None), unfolded(arrays))
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        return ATTENTION.bounds(problem, unfolded(arrays), truth)
+        return ATTENTION.bounds(problem.replace(chunk=None), unfolded(arrays), truth)
 
     def flops(self, problem: Problem) -> int:
         return ATTENTION.flops(problem)
@@ -188,6 +191,7 @@ class PagedLatentAttention(PagedAttention):
             "a soft cap, sinks": {
                 "batch": 3, "heads": 4, "lengths": [(2, 1100), (2, 0), (2, 70)], "page_size": 64, "soft_cap": 2.0, "sinks": True,
             },
+            "short chunks": {"batch": 3, "heads": 4, "lengths": [(1, 330), (1, 64), (1, 65)], "page_size": 16, "chunk": 64},
         }.items()
     }  # fmt: skip
     inputs = (

@@ -36,8 +36,9 @@ def warps_of(tile: Tile) -> int:
 
 
 def splits(problem: Problem, tile: Tile) -> Splits:
-    """How a problem is split: into chunks of `CHUNK` keys, and no runs, because a block has registers for one output only."""
-    return Splits(problem, tile, 1, max(1, CHUNK // tile.cols))
+    """How a problem is split: into chunks of `CHUNK` keys unless callers say how many, and no runs, because a block has registers
+    for one output only."""
+    return Splits(problem, tile, 1, max(1, (problem.chunk or CHUNK) // tile.cols))
 
 
 def accepts(tile: Tile, problem: Problem) -> str | None:

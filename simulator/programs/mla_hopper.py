@@ -1,7 +1,7 @@
 """Latent attention on Hopper: TMA brings tiles, one warpgroup has the scores, and two have the output.
 
 The warpgroups of the output hold half of its columns each, which is all that their registers have room for. The third one computes
-the scores of the next tile in the meantime, and hands P over through SRAM. Chunks of 1,024 keys run in parallel, and a second
+the scores of the next tile in the meantime, and hands P over through SRAM. Chunks of keys run in parallel, and a second
 launch adds up what they have, in a fixed order: so a result is the same bit for bit, whatever lies beside it.
 """
 
@@ -18,7 +18,7 @@ from simulator.machine import Machine
 from simulator.operations.latent import LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.flash3 import MBARRIERS, PANEL
+from simulator.programs.flash3 import PANEL
 from simulator.programs.flash_decoding import Part, Splits
 from simulator.programs.mla import ABOUT as MLA
 from simulator.programs.scores import join_sink, of_packed_heads, soft_cap
@@ -30,6 +30,8 @@ CHUNK = 1024
 TILE = Tile(64, 64)
 STAGES = 2
 WARPS = 16
+MBARRIERS = 48
+"""Room for 24 mbarriers, in float32 elements."""
 HALVES = 2
 """Warpgroups that have the output, each half of its columns."""
 MERGE_WARPS = 4
@@ -39,8 +41,8 @@ FEW = 4
 
 
 def splits(problem: Problem, tile: Tile) -> Splits:
-    """How a problem is split: into chunks of `CHUNK` keys, and no runs."""
-    return Splits(problem, tile, 1, max(1, CHUNK // tile.cols))
+    """How a problem is split: into chunks of `CHUNK` keys unless callers say how many, and no runs."""
+    return Splits(problem, tile, 1, max(1, (problem.chunk or CHUNK) // tile.cols))
 
 
 def merges(problem: Problem, tile: Tile) -> bool:
@@ -94,7 +96,7 @@ def attend(
     """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), split as Flash-Decoding, a warpgroup per task.
 
     q (batch, heads, len_q, 576); latent (batch, 1, len_kv, 576); out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32,
-    natural logarithm. There is one unit of work per row tile and chunk of 1,024 keys. Latent rows come in boxes of `panel` columns,
+    natural logarithm. There is one unit of work per row tile and chunk of 1,024 keys, or of the problem's `chunk`. Latent rows come in boxes of `panel` columns,
     or row by row. In pages, a box lies in one page, and rows behind the last key are cleared. One warpgroup computes S, and hands
     on P, and what the output of the tiles before is multiplied with. Two warpgroups compute the output, each for half of its
     columns.

@@ -47,12 +47,13 @@ def paged(mechanism: str, old: str, new: str, check: str, case: str = "pages", *
 
 
 KERNELS = [
-    mutant("half of the columns without scores", "multiply(s, RIGHT);", "", "rule", step="scores"),
+    mutant("a quarter of the columns without scores", "multiply(s, set_of(1, 0));", "", "rule", step="scores"),
     mutant("columns multiplied before they are there", "mbarrier_wait(sram.full(ring.slot, columns), ring.parity); wgmma_fence();",
            "wgmma_fence();", "misuse"),
     mutant("scores read before they are there", "wgmma_wait<0>();", "", "misuse", step="scores"),
     mutant("a slot filled while the output reads it", "wgmma_wait<0>();", "", "misuse", step="output"),
-    mutant("both warpgroups the values of the first", "half_of_columns() * VALUE_PANELS + n", "n", "rule", step="output"),
+    mutant("the first product's columns free while it reads them", "wgmma_wait<1>();", "", "misuse", step="output"),
+    mutant("both warpgroups the values of the first", "half_of_columns() * PRODUCTS + n", "n", "rule", step="output"),
     mutant("a slot free for one warp's sake", "mbarrier_init(sram.empty(slot, columns), 4)",
            "mbarrier_init(sram.empty(slot, columns), 1)", "misuse"),
     mutant("P overwritten while others read it", "mbarrier_init(sram.p_empty(), OUTPUT_WARPS)", "mbarrier_init(sram.p_empty(), 1)",
@@ -75,8 +76,8 @@ KERNELS = [
            "misuse", step="load_q"),
     mutant("boxes of the tile before", "unit.batch, 0, j * BC,", "unit.batch, 0, (j > 0 ? j - 1 : 0) * BC,", "rule",
            step="load_latent"),
-    mutant("fewer bytes expected than come", "ring.parity ^ 1); mbarrier_arrive_expect(sram.full(ring.slot, columns), "
-           "panels_of(columns) *", "ring.parity ^ 1); mbarrier_arrive_expect(sram.full(ring.slot, columns),", "misuse",
+    mutant("fewer bytes expected than come", "if (elected()) { mbarrier_arrive_expect(sram.full(ring.slot, columns), "
+           "panels_of(columns) *", "if (elected()) { mbarrier_arrive_expect(sram.full(ring.slot, columns),", "misuse",
            step="load_latent"),
     mutant("a tile loaded twice, as K and as V", "++j, ring.advance()) latent.load(here.unit, keys, j, ring);",
            "++j, ring.advance()) latent.load(here.unit, keys, j, ring), ring.advance(), latent.load(here.unit, keys, j, ring);",

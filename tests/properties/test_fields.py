@@ -26,9 +26,9 @@ from flashlab.cli import options
 from flashlab.run import abi
 from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, OF_CACHES, SIZES, Masks
 
-FORWARD = ", ".join(name for name in FEATURES if name not in ("dlse", "drafts"))
+FORWARD = ", ".join(name for name in FEATURES if name not in ("dlse", "chunk", "drafts"))
 """What the forward pass knows, in words."""
-OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES, "exact_lse", "drafts"))
+OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES, "exact_lse", "chunk", "drafts"))
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
 MEMBER = "  float ceiling;\n"
@@ -253,6 +253,7 @@ def test_signatures_show_the_masks():
             "lengths": None,
             "dropout": None,
             "exact_lse": False,
+            "chunk": None,
         }
 
 
@@ -276,6 +277,7 @@ def test_the_kernels_shape_holds_what_a_problem_says():
         "lengths",
         "dropout",
         "exact_lse",
+        "chunk",
         "pages",
     }
     source = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")

@@ -25,6 +25,7 @@ def problems(draw: st.DrawFn, *, in_pages: bool) -> fl.Problem:
         "causal": draw(st.booleans()),
         "window": draw(st.none() | st.tuples(st.integers(0, 700), st.none() | st.integers(0, 5))),
         "scale": draw(st.sampled_from([None, 0.05, -0.03, 1.0])),
+        "chunk": draw(st.sampled_from([None, None, 64, 320, 1024, 4096])),
     }
     common: dict[str, Any] = {
         "heads": draw(st.integers(1, 40)),
@@ -104,6 +105,30 @@ def test_the_first_request_may_be_short(name: str) -> None:
     assert run.counts == fl.count(name, run.counts.problem, device="h200", lse=True)
 
 
+@pytest.mark.parametrize("name", ["mla", "mla_hopper"])
+def test_partial_results_go_with_the_chunks(name: str) -> None:
+    """Half as many for chunks twice as long, and none where a chunk has all keys. The cache is read once in any."""
+    p = fl.latent_problem(batch=3, heads=16, len_kv=4096)
+    found = {chunk: fl.count(name, p.replace(chunk=chunk), device="h200").by_tensor for chunk in (512, 1024, 2048, 4096)}
+    each = 4 * 3 * 16 * 512
+    assert {chunk: t["partial"].hbm_write if "partial" in t else 0 for chunk, t in found.items()} == {
+        512: 8 * each, 1024: 4 * each, 2048: 2 * each, 4096: 0,
+    }  # fmt: skip
+    assert {t["latent"].hbm_read for t in found.values()} == {3 * 4096 * 1152}
+
+
+@pytest.mark.parametrize("name", ["mla_paged", "mla_hopper_paged"])
+def test_bits_depend_on_the_chunk_and_on_no_other_request(name: str) -> None:
+    lengths = [(1, 700), (1, 64), (1, 400)]
+    p = fl.latent_problem(batch=3, heads=2, lengths=lengths, page_size=16, dtype="float16")
+    arrays: Any = PAGED_LATENT.draw(p, 1)
+    outs = {chunk: fl.simulate(name, **arrays, device="h200", chunk=chunk).out for chunk in (None, 64, 256)}
+    assert len({out[0].tobytes() for out in outs.values()}) == 3
+    for chunk, out in outs.items():
+        alone = {**arrays, **{x: arrays[x][:1] for x in ("q", "block_table", "seq_lens")}}
+        assert fl.simulate(name, **alone, device="h200", chunk=chunk).out[0].tobytes() == out[0].tobytes()
+
+
 def test_a_latent_row_is_read_once_for_64_heads() -> None:
     p = fl.latent_problem(heads=64, len_kv=4096)
     c = fl.count("mla", p, device="h200")
@@ -150,7 +175,7 @@ def test_wrong_arrays_get_one_line(changes: dict[str, Any], line: str) -> None:
         (SMALL.replace(kv_heads=2), "kv_heads = 2: expected 1 for latent attention"),
         (SMALL.replace(scale=None), "scale = None: expected a number, 1/sqrt(192) for a head of 128 + 64"),
         (SMALL.replace(page_size=4), "page_size = 4: expected None, or paged for pages, for mla"),
-        (SMALL.replace(alibi=True), "alibi = True: expected nothing: mla knows causal, window, scale, soft_cap, sinks"),
+        (SMALL.replace(alibi=True), "alibi = True: expected nothing: mla knows causal, window, scale, soft_cap, sinks, chunk"),
     ],
 )
 def test_wrong_problems_get_one_line(problem: fl.Problem, line: str) -> None:
