@@ -176,7 +176,8 @@ DEVICE int length_of(const int* lengths, int request, int requests) {
 
 #if PAGED && PAGE_BOX
 // Asks for the tiles of a unit. A warp does, a lane for each box of a set of columns. A box is whole: it also brings what lies behind
-// the last key. Boxes behind it are of its page again, so that each tile comes whole.
+// the last key. Boxes behind it are of its page again, so that each tile comes whole. A tile's pages are looked up before the
+// tile before it is waited for.
 struct Latent {
   static constexpr int OF_TILE = BC / PAGE_BOX;  // boxes of a panel
   static_assert(BC % PAGE_BOX == 0 && VALUE_PANELS * OF_TILE <= 32, "a lane for each box");
@@ -186,20 +187,25 @@ struct Latent {
   const Shape& batch;
   const Sram& sram;
   Divisor page_size;
+  int pages = 0;  // of the coming tile, a lane for each box
 
-  DEVICE void load(const Unit& unit, int keys, int j, const Ring& ring) const {
-    if (warp_id() != 0) return;
-    const int panel = lane_id() / OF_TILE, box = lane_id() % OF_TILE, key = min(j * BC + box * PAGE_BOX, keys - 1);
-
+  DEVICE void look_up(const Unit& unit, int keys, int j) {
     // step: load_latent (pages)
-    int page = 0;
+    const int key = min(j * BC + lane_id() * PAGE_BOX, keys - 1);
     lanes_meet();
-    if (lane_id() < OF_TILE) page = load_global<int>(table + static_cast<long long>(unit.batch) * batch.table_pages + key / page_size);
-    page = shuffle(page, box);
-    const int row = OF_TILE == 1 ? key % page_size : 0;  // of a page that is larger than a tile, one part
+    if (lane_id() < OF_TILE) pages = load_global<int>(table + static_cast<long long>(unit.batch) * batch.table_pages + key / page_size);
+  }
+
+  DEVICE void load(const Unit& unit, int keys, const Keys& tiles, int j, const Ring& ring) {
+    if (warp_id() != 0) return;
+    const int panel = lane_id() / OF_TILE, box = lane_id() % OF_TILE;
+    if (j == tiles.first) look_up(unit, keys, j);
+    const int page = shuffle(pages, box);
+    if (j < tiles.last) look_up(unit, keys, j + 1);
+    const int row = OF_TILE == 1 ? j * BC % page_size : 0;  // of a page that is larger than a tile, one part
 
     // step: load_latent (producer)
-#pragma unroll
+#pragma unroll 1  // for the registers' sake
     for (int columns = 0; columns < SETS; ++columns) {
       mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
       if (lane_id() == 0) mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
@@ -223,7 +229,7 @@ struct Latent {
   const Sram& sram;
   Divisor page_size;
 
-  DEVICE void load(const Unit& unit, int keys, int j, const Ring& ring) const {
+  DEVICE void load(const Unit& unit, int keys, const Keys&, int j, const Ring& ring) const {
     if (warp_id() / SLOT_WARPS != ring.slot) return;
     const int first_row = warp_id() % SLOT_WARPS * ROWS, first_key = j * BC + first_row, key = first_key + lane_id();
 
@@ -277,7 +283,7 @@ struct Latent {
   const TensorMap& latent;
   const Sram& sram;
 
-  DEVICE void load(const Unit& unit, int, int j, const Ring& ring) const {
+  DEVICE void load(const Unit& unit, int, const Keys&, int j, const Ring& ring) const {
     if (warp_id() != 0) return;
     // step: load_latent (producer)
     const LatentTile tile = sram.latent(ring.slot);
@@ -296,13 +302,13 @@ struct Latent {
 #endif
 
 // The warpgroup that loads.
-DEVICE void load_tiles(const Results& results, const Latent& latent) {
+DEVICE void load_tiles(const Results& results, Latent latent) {
   Ring ring;
   for_each_unit(results, [&](const Results& here, const Place& place) {
     const Keys tiles = place.tiles_of(place.chunks.first);
     const int keys = here.units.alone(here.unit).len_kv;
 #pragma unroll 1
-    for (int j = tiles.first; j <= tiles.last; ++j, ring.advance()) latent.load(here.unit, keys, j, ring);
+    for (int j = tiles.first; j <= tiles.last; ++j, ring.advance()) latent.load(here.unit, keys, tiles, j, ring);
   });
 }
 

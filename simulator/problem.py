@@ -266,7 +266,9 @@ class Problem:
     )
     exact_lse: bool = described("LSE of the weights before they are rounded to 8 bits", default=False)
     chunk: int | None = described(
-        "Keys of a chunk, where keys are split and partial results are added up; none for the algorithm's own", default=None, least=1
+        "Keys of a chunk, where keys are split and results added up; none for the algorithm's own",
+        default=None,
+        least=1,
     )
     drafts: bool = described(
         "The last keys are drafts, of which each query sees those that its word's bits say",

@@ -74,7 +74,7 @@ def _cells(*sizes: tuple[int, int, int, int], **more: Any) -> tuple[Cell, ...]:
 
 
 def _latent_cells(**more: Any) -> tuple[Cell, ...]:
-    """The cells in the algorithm's own chunks, and full batches once more in one chunk for each row, which leaves nothing to merge."""
+    """The cells in the algorithm's own chunks, and full batches once more in one chunk for each row: nothing is merged."""
     full = (64, 128, 1, 4096), (128, 16, 1, 2048)
     whole = (cell for n in full for cell in _cells(n, chunk=n[-1], **more))
     return (*_cells(full[0], (1, 128, 1, 65536), full[1], **more), *whole)

@@ -117,7 +117,9 @@ def table(data: Decoding) -> str:
     peers = _peers(data)
     paged = data.rows[0].page_size is not None
     counted = all(row.flops for row in data.rows)
-    quantized, featured, chunked = (any(getattr(row, name) for row in data.rows) for name in ("kv_dtype", "feature", "chunk"))
+    quantized, featured, chunked = (
+        any(getattr(row, name) for row in data.rows) for name in ("kv_dtype", "feature", "chunk")
+    )
     header = (
         "batch",
         "heads",

@@ -18,7 +18,8 @@ __all__ = ["mla"]
 def mla(
     q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, sinks: Any = None, algorithm: str | Program = "auto",
     out: Any = None, lse: bool = False, causal: bool = False, window: Any = None, scale: float | None = None,
-    soft_cap: float | None = None, chunk: int | None = None, tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None,
+    soft_cap: float | None = None, chunk: int | None = None, tile: TileLike = None, backend: Backend = "gpu",
+    device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """DeepSeek's latent attention, in the absorbed form that decodes: arrays of CuPy, torch or JAX in GPU memory in, the same kind
     out.

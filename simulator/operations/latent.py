@@ -184,6 +184,7 @@ class PagedLatentAttention(PagedAttention):
             "one request": {"batch": 1, "heads": 16, "len_q": 1, "len_kv": 150, "page_size": 64},
             "requests": {"batch": 4, "heads": 3, "lengths": [(1, 600), (1, 1), (1, 0), (1, 70)], "page_size": 64, "pages": 20},
             "pages of one row": {"batch": 2, "heads": 2, "lengths": [(1, 90), (1, 33)], "page_size": 1},
+            "small pages": {"batch": 2, "heads": 2, "lengths": [(1, 390), (1, 50)], "page_size": 8},
             "an odd page": {"batch": 2, "heads": 3, "lengths": [(1, 100), (1, 7)], "page_size": 7, "len_kv": 500},
             "several new tokens, causal": {
                 "batch": 3, "heads": 4, "lengths": [(5, 150), (5, 5), (5, 2)], "causal": True, "page_size": 8,

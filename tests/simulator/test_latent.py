@@ -109,7 +109,9 @@ def test_the_first_request_may_be_short(name: str) -> None:
 def test_partial_results_go_with_the_chunks(name: str) -> None:
     """Half as many for chunks twice as long, and none where a chunk has all keys. The cache is read once in any."""
     p = fl.latent_problem(batch=3, heads=16, len_kv=4096)
-    found = {chunk: fl.count(name, p.replace(chunk=chunk), device="h200").by_tensor for chunk in (512, 1024, 2048, 4096)}
+    found = {
+        chunk: fl.count(name, p.replace(chunk=chunk), device="h200").by_tensor for chunk in (512, 1024, 2048, 4096)
+    }
     each = 4 * 3 * 16 * 512
     assert {chunk: t["partial"].hbm_write if "partial" in t else 0 for chunk, t in found.items()} == {
         512: 8 * each, 1024: 4 * each, 2048: 2 * each, 4096: 0,
@@ -175,7 +177,10 @@ def test_wrong_arrays_get_one_line(changes: dict[str, Any], line: str) -> None:
         (SMALL.replace(kv_heads=2), "kv_heads = 2: expected 1 for latent attention"),
         (SMALL.replace(scale=None), "scale = None: expected a number, 1/sqrt(192) for a head of 128 + 64"),
         (SMALL.replace(page_size=4), "page_size = 4: expected None, or paged for pages, for mla"),
-        (SMALL.replace(alibi=True), "alibi = True: expected nothing: mla knows causal, window, scale, soft_cap, sinks, chunk"),
+        (
+            SMALL.replace(alibi=True),
+            "alibi = True: expected nothing: mla knows causal, window, scale, soft_cap, sinks, chunk",
+        ),
     ],
 )
 def test_wrong_problems_get_one_line(problem: fl.Problem, line: str) -> None:

@@ -91,7 +91,9 @@ def test_a_plan_runs_by_name(algorithm: str) -> None:
     got = plan.run(q=q, k=k, v=v)
     out, lse = fl.attention(q, k, v, algorithm=algorithm, causal=True, lse=True)
     assert (got["out"] == out).all() and (got["lse"] == lse).all()
-    workspaces = [x.nbytes for x in plan.counts.tensors.values() if x.role == "workspace" and not x.zeros]  # a counter stays
+    workspaces = [
+        x.nbytes for x in plan.counts.tensors.values() if x.role == "workspace" and not x.zeros
+    ]  # a counter stays
     assert plan.workspace == sum(workspaces)
 
 
