@@ -175,12 +175,12 @@ DEVICE int length_of(const int* lengths, int request, int requests) {
 #endif
 
 #if PAGED && PAGE_BOX
-// Asks for the tiles of a unit. A warp does, a lane for each box of a set of columns. A box is whole: it also brings what lies behind
+// Asks for the tiles of a unit. One lane does; a lane for each box looks its page up. A box is whole: it also brings what lies behind
 // the last key. Boxes behind it are of its page again, so that each tile comes whole. A tile's pages are looked up before the
 // tile before it is waited for.
 struct Latent {
   static constexpr int OF_TILE = BC / PAGE_BOX;  // boxes of a panel
-  static_assert(BC % PAGE_BOX == 0 && VALUE_PANELS * OF_TILE <= 32, "a lane for each box");
+  static_assert(BC % PAGE_BOX == 0 && OF_TILE <= 32, "a lane for each box");
 
   const TensorMap& latent;
   const int* table;
@@ -198,22 +198,25 @@ struct Latent {
 
   DEVICE void load(const Unit& unit, int keys, const Keys& tiles, int j, const Ring& ring) {
     if (warp_id() != 0) return;
-    const int panel = lane_id() / OF_TILE, box = lane_id() % OF_TILE;
     if (j == tiles.first) look_up(unit, keys, j);
-    const int page = shuffle(pages, box);
+    const int own = pages, row = OF_TILE == 1 ? j * BC % page_size : 0;  // of a page that is larger than a tile, one part
     if (j < tiles.last) look_up(unit, keys, j + 1);
-    const int row = OF_TILE == 1 ? j * BC % page_size : 0;  // of a page that is larger than a tile, one part
 
     // step: load_latent (producer)
-#pragma unroll 1  // for the registers' sake
+    const LatentTile tile = sram.latent(ring.slot);
+#pragma unroll
     for (int columns = 0; columns < SETS; ++columns) {
+      const unsigned full = sram.full(ring.slot, columns);
       mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
-      if (lane_id() == 0) mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
-      warp_barrier();
-      const int i = first_panel(columns) + panel;
-      if (panel < panels_of(columns))
-        tma_load(sram.latent(ring.slot).panel(i) + box * PAGE_BOX * 128, latent, page, 0, row, i * 64, sram.full(ring.slot, columns),
-                 EVICT_FIRST);
+      if (elected()) mbarrier_arrive_expect(full, panels_of(columns) * LatentTile::PANEL_BYTES);
+#pragma unroll
+      for (int box = 0; box < OF_TILE; ++box) {
+        const int page = shuffle(own, box);
+        if (elected())
+#pragma unroll
+          for (int i = first_panel(columns); i < first_panel(columns) + panels_of(columns); ++i)
+            tma_load(tile.panel(i) + box * PAGE_BOX * 128, latent, page, 0, row, i * 64, full, EVICT_FIRST);
+      }
     }
   }
 };

@@ -249,8 +249,9 @@ def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """As many rows as a group of heads has, 8, 16 or 32, and as many keys as leave room for two stages, up to 128
-    (64, with so many rows: or registers spill).
+    """As many rows as a group of heads has, 8 or 16, and as many keys as leave room for two stages, up to 128. More rows are
+    several tiles: with 32 in one, 64 keys are all that registers have room for, and 32 rows took 1.9 times as long (by trial on an
+    H100, with no file of it). Neighbouring blocks have a tile each of the same keys, so DRAM brings them once.
 
     A chunk is four tiles, whatever the device has. Four warps split a tile's keys. Bytes in flight are all that counts, so the
     ring is as deep as there is room for.
@@ -260,8 +261,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         candidates = [Tile.parse(tile)]
     else:
         packed = problem.len_q * problem.queries_per_kv
-        rows = 8 if packed <= 8 else 16 if packed <= 16 or not half or d > 128 else 32
-        candidates = [Tile(rows, cols) for cols in (128, 64, 32, 16) if rows * cols <= 2048]
+        candidates = [Tile(8 if packed <= 8 else 16, cols) for cols in (128, 64, 32, 16)]
     depths = (6, 5, 4, 3, 2, 1) if device.compute_capability >= (8, 0) else (1,)  # 1: there is no cp.async
     ways = [(chosen, stages) for chosen in candidates for stages in depths]
     needed = 0

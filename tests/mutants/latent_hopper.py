@@ -128,7 +128,7 @@ KERNELS = [
     paged("both warps the same rows", "warp_id() % SLOT_WARPS * ROWS", "0", "misuse"),
     paged("boxes of the first request", "pages = load_global<int>(table + static_cast<long long>(unit.batch)",
           "pages = load_global<int>(table + static_cast<long long>(0)", "rule", "boxes"),
-    paged("every box the first page", "page = shuffle(pages, box);", "page = shuffle(pages, 0);", "rule", "boxes"),
+    paged("every box the first page", "page = shuffle(own, box);", "page = shuffle(own, 0);", "rule", "boxes"),
     paged("every tile the pages of the first", "if (j < tiles.last) look_up(unit, keys, j + 1);", "", "rule", "boxes"),
     paged("entries behind the last key's", "key = min(j * BC + lane_id() * PAGE_BOX, keys - 1);",
           "key = j * BC + lane_id() * PAGE_BOX;", "misuse", "boxes"),

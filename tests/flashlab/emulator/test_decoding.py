@@ -112,12 +112,14 @@ def test_partial_results_are_those_of_merge() -> None:
 
 
 def test_keys_are_read_once_for_all_heads_and_queries() -> None:
-    p = fl.Problem(batch=2, heads=16, kv_heads=2, len_q=4, len_kv=5000, head_dim=128, dtype="bfloat16", causal=True)
+    p = fl.Problem(batch=2, heads=16, kv_heads=2, len_q=2, len_kv=5000, head_dim=128, dtype="bfloat16", causal=True)
     c = fl.count("flash_decoding", p, device="h200")
     assert c.by_tensor["k"].hbm_read == c.by_tensor["v"].hbm_read == 2 * 2 * 5000 * 256
-    chunks = -(-5000 // 256)  # of four tiles of 64 keys; so few blocks that each has one
+    more = fl.count("flash_decoding", p.replace(len_q=4), device="h200").by_tensor  # two tiles of 16 rows
+    assert more["k"].hbm_read == more["v"].hbm_read == 2 * c.by_tensor["k"].hbm_read
+    chunks = -(-5000 // 512)  # of four tiles of 128 keys; so few blocks that each has one
     assert c.config is not None and dict(c.config.constants)["RUN"] == 1
-    assert c.by_tensor["partial"].hbm_read == c.by_tensor["partial"].hbm_write == 4 * 32 * chunks * 512
+    assert c.by_tensor["partial"].hbm_read == c.by_tensor["partial"].hbm_write == 4 * 16 * chunks * 512
     assert c.hbm.atomic == 4 * 4 * chunks * 4, "four warps count up for each chunk and head"
 
 
