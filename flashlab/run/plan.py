@@ -68,6 +68,7 @@ _POSED = ("sinks", "alibi_slopes", "mask", "block_mask", "draft_mask", "dlse")
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
 _ZEROS = 8 << 20  # bytes of them, about
+_ALIGNED = 16  # bytes: each workspace begins at a multiple, for loads of 16 bytes
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
 
@@ -149,7 +150,7 @@ class Ready:
     def __init__(self, plan: Plan, places: tuple[At | None, ...]) -> None:
         self._plan, self._places = plan, places
         missing = [name for (name, *_), at in zip(plan.tensors, places, strict=True) if at is None]
-        self._workspaces = [(plan.counts.tensors[name].nbytes, plan.zeros.get(name)) for name in missing]
+        self._workspaces = [(plan.offsets.get(name, 0), plan.zeros.get(name)) for name in missing]
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
 
     def launch(self, first: int = 0, *, allocate: Allocate | None = None) -> None:
@@ -160,7 +161,10 @@ class Ready:
         cuda = _cuda()
         stream, launch, take = cuda.get_current_stream(), cuda.driver.launchKernel, allocate or from_the_pool
         # held until the launches are queued: allocators hand memory on in the stream's order
-        held = [take(nbytes) if zeros is None else zeros.at(stream, take) for nbytes, zeros in self._workspaces]
+        base, _memory = take(self._plan.workspace) if self._plan.workspace else (0, None)
+        held = [
+            (base + offset, None) if zeros is None else zeros.at(stream, take) for offset, zeros in self._workspaces
+        ]
         # the driver's own call: CuPy's looks at the arguments' types, which takes as long as all the rest
         for configuration, arguments in self._queue(*[pointer for pointer, _ in held])[first:]:
             launch(*configuration, stream.ptr, arguments.pointer, 0)
@@ -219,7 +223,7 @@ class Plan:
         self._required = _required(self.operation, problem)
         self._known = {x.name for x in self.operation.inputs} | self._returned.keys()
         self.zeros = {x.name: _Zeros(x.nbytes) for x in tensors.values() if x.zeros}
-        self.workspace = _workspace(self.counts)
+        self.offsets, self.workspace = _workspace(self.counts)
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._called = functools.lru_cache(_MOST_KEPT)(self._call)
@@ -464,7 +468,7 @@ class SimulatorPlan:
     def __init__(self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device) -> None:
         self.row, self.device, self._lse = catalogue.get(algorithm), device, lse
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
-        self.workspace = _workspace(self.counts)
+        _, self.workspace = _workspace(self.counts)
 
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Runs on arrays by name; the outputs by name, NumPy. Outputs that are given (`out=`, NumPy) are written in place.
@@ -509,9 +513,15 @@ class EmulatorPlan(SimulatorPlan):
         return dict(done.checked().outputs)
 
 
-def _workspace(counts: Counts) -> int:
-    """How many bytes a call allocates beside its outputs."""
-    return sum(x.nbytes for x in counts.tensors.values() if x.role == "workspace" and not x.zeros)
+def _workspace(counts: Counts) -> tuple[dict[str, int], int]:
+    """Where each workspace begins in the one piece that a call allocates, by name, and the bytes of the piece. The largest comes
+    first, so that it begins where allocations do. Counters aren't in it: a plan keeps them."""
+    offsets, end = dict[str, int](), 0
+    own = [x for x in counts.tensors.values() if x.role == "workspace" and not x.zeros]
+    for x in sorted(own, key=lambda x: -x.nbytes):
+        offsets[x.name] = round_up(end, _ALIGNED)
+        end = offsets[x.name] + x.nbytes
+    return offsets, end
 
 
 def _returned(operation: Operation, counts: Counts, lse: bool) -> dict[str, tuple[tuple[int, ...], str]]:

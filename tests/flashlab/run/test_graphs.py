@@ -91,10 +91,8 @@ def test_a_plan_runs_by_name(algorithm: str) -> None:
     got = plan.run(q=q, k=k, v=v)
     out, lse = fl.attention(q, k, v, algorithm=algorithm, causal=True, lse=True)
     assert (got["out"] == out).all() and (got["lse"] == lse).all()
-    workspaces = [
-        x.nbytes for x in plan.counts.tensors.values() if x.role == "workspace" and not x.zeros
-    ]  # a counter stays
-    assert plan.workspace == sum(workspaces)
+    tensors = plan.counts.tensors.values()
+    assert plan.workspace == sum(x.nbytes for x in tensors if x.role == "workspace" and not x.zeros)  # counters stay
 
 
 @pytest.fixture

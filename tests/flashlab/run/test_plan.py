@@ -225,6 +225,18 @@ def test_workspaces_are_said_in_bytes() -> None:
     assert plan_of("flash2", lse=True).workspace == 0
 
 
+@pytest.mark.parametrize("name", ["standard", "flash1", "flash_decoding"])
+def test_workspaces_lie_side_by_side_in_one_piece(cupy: FakeCupy, name: str) -> None:
+    p = P.replace(len_q=3, len_kv=2000, heads=5, kv_heads=5, batch=3)
+    plan = fl.plan(name, p)
+    assert isinstance(plan, Plan) and plan.offsets
+    ends = 0
+    for x, begin in sorted(plan.offsets.items(), key=lambda item: item[1]):
+        assert begin % 16 == 0 and 0 <= begin - ends < 16, x
+        ends = begin + plan.counts.tensors[x].nbytes
+    assert ends == plan.workspace
+
+
 def test_what_a_captured_call_allocates_is_the_graphs(cupy: FakeCupy, torch: Any, given: Any) -> None:
     """Workspaces and padded buffers: of torch, whose graphs keep what they used, or held for CuPy's."""
     p = problem("flash1", head_dim=36)
@@ -235,7 +247,7 @@ def test_what_a_captured_call_allocates_is_the_graphs(cupy: FakeCupy, torch: Any
     kept = [memory.mem.size for memory in arrays._captured[held:]]
     beside = sorted(cupy.log)
     beside.remove(2 * 4 * 50 * 36 * 2)
-    assert len(beside) == 3 + 4  # O, l, m; q, k, v and out, padded
+    assert len(beside) == 1 + 4  # O, l and m in one piece; q, k, v and out, padded
     assert len(kept) == (0 if isinstance(out, Tensor) else len(beside))
     assert torch.allocated == (cupy.log if isinstance(out, Tensor) else [])
 
