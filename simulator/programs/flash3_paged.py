@@ -33,8 +33,8 @@ TOLD = 16
 """Bytes that tell the warps of a block which row tile is next: request, head, first row, number of keys."""
 
 
-FASTER = 24
-"""So many times as fast as `paged` it is, about, where all rows of its tiles are queries and all SMs are busy."""
+PACKED_ROWS = 16
+"""Rows of a tile of `paged`."""
 SWIZZLED = 8
 """Rows after which the swizzle of a tile begins anew: a box has a multiple of them."""
 
@@ -75,23 +75,23 @@ def choose_tile(problem: Problem) -> Tile:
 
 
 def pays(problem: Problem, device: Device) -> bool:
-    """Is it faster than `paged`? Its tiles have 128 rows of one head, and nobody shares the keys of a row tile.
+    """Is it faster than `paged`? A tile of its has 128 rows of one head, and a block all keys of a tile. A tile of `paged` has 16 rows
+    of a group's heads, and all SMs share its keys. Both take about as long for a tile's keys, so what counts is how many tiles the
+    busiest SM has. (Fewer rows than two tiles' wait for memory as long as two.)
 
-    So what counts is how many of these rows queries fill, times how many SMs the row tiles keep busy. `paged` packs the heads of a
-    group, and splits the keys. By trial on an H100, with no file of it (32 heads, 8 KV heads, contexts of 4,096), it was faster
-    with 4 queries of each of 4, 16 or 64 requests and with 8 of one, and slower with 8 and with 16.
+    By trial on an H100, with no file of it: 54 cells of 1 to 64 requests with 2 to 64 queries of 32 or 64 heads, in groups of 1, 4
+    and 8, on contexts of 4,096. What this says was the faster one, or at most 8 % slower.
 
     >>> from simulator.devices import DEVICES
     >>> p = Problem(batch=16, heads=32, kv_heads=8, len_q=512, len_kv=8192, head_dim=128, dtype="bfloat16", page_size=16)
-    >>> [pays(p.replace(batch=b, len_q=n), DEVICES["h100"]) for b, n in ((16, 512), (1, 512), (16, 8), (1, 64), (64, 32))]
+    >>> [pays(p.replace(batch=b, len_q=n), DEVICES["h100"]) for b, n in ((16, 512), (1, 512), (16, 32), (4, 32), (64, 32))]
     [True, True, True, True, True]
-    >>> [pays(p.replace(batch=b, len_q=n), DEVICES["h100"]) for b, n in ((16, 4), (64, 1), (1, 8))]
+    >>> [pays(p.replace(batch=b, len_q=n), DEVICES["h100"]) for b, n in ((16, 16), (64, 1), (1, 32))]
     [False, False, False]
     """
-    tiles = -(-problem.len_q // ROWS)
-    filled = problem.len_q / max(1, tiles * ROWS)
-    busy = min(1.0, problem.batch * problem.heads * tiles / device.sms)
-    return FASTER * filled * busy >= 1
+    own = -(-problem.batch * problem.heads * -(-problem.len_q // ROWS) // device.sms)
+    packed = max(2, -(-problem.len_q * problem.queries_per_kv // PACKED_ROWS))
+    return own < problem.batch * problem.kv_heads * packed / device.sms
 
 
 def mbarriers(stages: int) -> int:
