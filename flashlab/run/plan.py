@@ -6,7 +6,7 @@ import functools
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from flashlab.run.arrays import Allocate, Framework, Place, View, cupy, from_the
 from flashlab.run.devices import current_device
 from simulator import catalogue, count
 from simulator.catalogue import Kernel
-from simulator.counts import Counts, LaunchCounts
+from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import Said, SramOverflow, Unavailable, UsageError, among, unknown
 from simulator.names import AnyBackend, DeviceName
@@ -150,7 +150,8 @@ class Ready:
     def __init__(self, plan: Plan, places: tuple[At | None, ...]) -> None:
         self._plan, self._places = plan, places
         missing = [name for (name, *_), at in zip(plan.tensors, places, strict=True) if at is None]
-        self._workspaces = [(plan.offsets.get(name, 0), plan.zeros.get(name)) for name in missing]
+        offsets, self._allocated = _laid_out(plan.counts.tensors[name] for name in missing if name not in plan.zeros)
+        self._workspaces = [(offsets.get(name, 0), plan.zeros.get(name)) for name in missing]
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
 
     def launch(self, first: int = 0, *, allocate: Allocate | None = None) -> None:
@@ -161,7 +162,7 @@ class Ready:
         cuda = _cuda()
         stream, launch, take = cuda.get_current_stream(), cuda.driver.launchKernel, allocate or from_the_pool
         # held until the launches are queued: allocators hand memory on in the stream's order
-        base, _memory = take(self._plan.workspace) if self._plan.workspace else (0, None)
+        base, _memory = take(self._allocated) if self._allocated else (0, None)
         held = [
             (base + offset, None) if zeros is None else zeros.at(stream, take) for offset, zeros in self._workspaces
         ]
@@ -223,7 +224,7 @@ class Plan:
         self._required = _required(self.operation, problem)
         self._known = {x.name for x in self.operation.inputs} | self._returned.keys()
         self.zeros = {x.name: _Zeros(x.nbytes) for x in tensors.values() if x.zeros}
-        self.offsets, self.workspace = _workspace(self.counts)
+        self.workspace = _workspace(self.counts)
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._called = functools.lru_cache(_MOST_KEPT)(self._call)
@@ -468,7 +469,7 @@ class SimulatorPlan:
     def __init__(self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device) -> None:
         self.row, self.device, self._lse = catalogue.get(algorithm), device, lse
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
-        _, self.workspace = _workspace(self.counts)
+        self.workspace = _workspace(self.counts)
 
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Runs on arrays by name; the outputs by name, NumPy. Outputs that are given (`out=`, NumPy) are written in place.
@@ -513,15 +514,19 @@ class EmulatorPlan(SimulatorPlan):
         return dict(done.checked().outputs)
 
 
-def _workspace(counts: Counts) -> tuple[dict[str, int], int]:
-    """Where each workspace begins in the one piece that a call allocates, by name, and the bytes of the piece. The largest comes
-    first, so that it begins where allocations do. Counters aren't in it: a plan keeps them."""
+def _laid_out(tensors: Iterable[Spec]) -> tuple[dict[str, int], int]:
+    """Where each array begins in a piece of memory that holds them all, by name, and the bytes of the piece. The largest comes
+    first, so that it begins where allocations do."""
     offsets, end = dict[str, int](), 0
-    own = [x for x in counts.tensors.values() if x.role == "workspace" and not x.zeros]
-    for x in sorted(own, key=lambda x: -x.nbytes):
+    for x in sorted(tensors, key=lambda x: -x.nbytes):
         offsets[x.name] = round_up(end, _ALIGNED)
         end = offsets[x.name] + x.nbytes
     return offsets, end
+
+
+def _workspace(counts: Counts) -> int:
+    """How many bytes a call allocates beside its outputs. Counters aren't among them: a plan keeps those."""
+    return _laid_out(x for x in counts.tensors.values() if x.role == "workspace" and not x.zeros)[1]
 
 
 def _returned(operation: Operation, counts: Counts, lse: bool) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -17,6 +17,7 @@ from simulator.machine import Machine
 from simulator.operations.paged import PAGED
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs import flash_decoding
 from simulator.programs.flash3 import ABOUT as FLASH3
 from simulator.programs.flash3 import MBARRIERS, PANEL, backwards, configure_rung
 from simulator.programs.flash3 import sram_bytes as plain_sram_bytes
@@ -33,8 +34,6 @@ TOLD = 16
 """Bytes that tell the warps of a block which row tile is next: request, head, first row, number of keys."""
 
 
-PACKED_ROWS = 16
-"""Rows of a tile of `paged`."""
 SWIZZLED = 8
 """Rows after which the swizzle of a tile begins anew: a box has a multiple of them."""
 
@@ -75,12 +74,7 @@ def choose_tile(problem: Problem) -> Tile:
 
 
 def pays(problem: Problem, device: Device) -> bool:
-    """Is it faster than `paged`? A tile of its has 128 rows of one head, and a block all keys of a tile. A tile of `paged` has 16 rows
-    of a group's heads, and all SMs share its keys. Both take about as long for a tile's keys, so what counts is how many tiles the
-    busiest SM has. (Fewer rows than two tiles' wait for memory as long as two.)
-
-    By trial on an H100, with no file of it: 54 cells of 1 to 64 requests with 2 to 64 queries of 32 or 64 heads, in groups of 1, 4
-    and 8, on contexts of 4,096. What this says was the faster one, or at most 8 % slower.
+    """Is it faster than `paged`? It is where `flash3` is faster than `flash_decoding`, if all requests are as long.
 
     >>> from simulator.devices import DEVICES
     >>> p = Problem(batch=16, heads=32, kv_heads=8, len_q=512, len_kv=8192, head_dim=128, dtype="bfloat16", page_size=16)
@@ -89,9 +83,7 @@ def pays(problem: Problem, device: Device) -> bool:
     >>> [pays(p.replace(batch=b, len_q=n), DEVICES["h100"]) for b, n in ((16, 16), (64, 1), (1, 32))]
     [False, False, False]
     """
-    own = -(-problem.batch * problem.heads * -(-problem.len_q // ROWS) // device.sms)
-    packed = max(2, -(-problem.len_q * problem.queries_per_kv // PACKED_ROWS))
-    return own < problem.batch * problem.kv_heads * packed / device.sms
+    return not flash_decoding.pays(problem, device)
 
 
 def mbarriers(stages: int) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 import flashlab as fl
 import kernels_cu
@@ -225,16 +227,23 @@ def test_workspaces_are_said_in_bytes() -> None:
     assert plan_of("flash2", lse=True).workspace == 0
 
 
-@pytest.mark.parametrize("name", ["standard", "flash1", "flash_decoding"])
-def test_workspaces_lie_side_by_side_in_one_piece(cupy: FakeCupy, name: str) -> None:
-    p = P.replace(len_q=3, len_kv=2000, heads=5, kv_heads=5, batch=3)
-    plan = fl.plan(name, p)
-    assert isinstance(plan, Plan) and plan.offsets
-    ends = 0
-    for x, begin in sorted(plan.offsets.items(), key=lambda item: item[1]):
-        assert begin % 16 == 0 and 0 <= begin - ends < 16, x
-        ends = begin + plan.counts.tensors[x].nbytes
-    assert ends == plan.workspace
+@drawn(sizes=st.lists(st.integers(0, 1000), max_size=8))
+def test_arrays_lie_side_by_side_in_one_piece(sizes: list[int]) -> None:
+    """In the order of their sizes, each at a multiple of 16."""
+    named: Any = [SimpleNamespace(name=str(i), nbytes=n) for i, n in enumerate(sizes)]
+    offsets, nbytes = plans._laid_out(named)
+    spans = sorted((begin, begin + sizes[int(name)]) for name, begin in offsets.items())
+    assert all(begin % 16 == 0 for begin, _ in spans)
+    assert all(0 <= after[0] - before[1] < 16 for before, after in pairwise(spans))
+    assert len(spans) == len(sizes) and nbytes == (spans[-1][1] if spans else 0)
+
+
+def test_what_a_launch_has_no_place_for_is_allocated(cupy: FakeCupy) -> None:
+    """Inputs and outputs, too: a planted fault launches a kernel on what nobody wrote."""
+    plan = plan_of("flash2")
+    cupy.log.clear()
+    plan.launch({})
+    assert cupy.log == [OUT + 2 * OUT // 2 * 70 // 50 + OUT]  # q, k, v, out in one piece
 
 
 def test_what_a_captured_call_allocates_is_the_graphs(cupy: FakeCupy, torch: Any, given: Any) -> None:
