@@ -209,12 +209,12 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
 
 
 def pays(problem: Problem, device: Device) -> bool:
-    """Is it faster than `flash3`? A tile of that has 128 rows of one head, and a block all keys of a tile. Here a tile has 16 rows of a
-    group's heads, and all SMs share its keys. Both take about as long for a tile's keys, so what counts is how many tiles the
-    busiest SM has.
+    """Is it faster than `flash3`? A tile of that has 128 rows of one head, and a block all keys of a tile. Here a tile has 16 rows
+    of a group's heads, and all SMs share its keys. Both take about as long for a tile's keys, so what counts is how many tiles
+    the busiest SM has.
 
-    By trial on an H100, with no file of it: 158 cells of 1 to 64 requests with 1 to 128 queries of 32 or 64 heads, in groups of 1, 4
-    and 8, on contexts of 128 to 32,768, and over pages beside `flash3_paged`. What this says was the faster one, or at most 10 %
+    By trial on an H100, with no file of it: 158 cells of 1 to 64 requests with 1 to 128 queries of 32 or 64 heads, in groups of 1,
+    4 and 8, on contexts of 128 to 32,768, and over pages beside `flash3_paged`. What this says was the faster one, or at most 10 %
     slower. Of float32, eight rows were timed.
 
     >>> from simulator.devices import DEVICES
