@@ -12,13 +12,11 @@ from flashlab.measure import append, decoding, results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decoding.md"
-DEVICE = "h200"
-"""Tables of speed are of this one."""
 
 
-def timed(algorithm: str, condition: str | None = None) -> str:
-    """A table of an algorithm's cells beside others' kernels and a plain read."""
-    found = results.find(ROOT / results.FOLDER, kind="decoding", algorithm=algorithm, device=DEVICE)
+def timed(algorithm: str, condition: str | None = None, *, on: str | None = None) -> str:
+    """A table of an algorithm's cells beside others' kernels and a plain read: the newest, of one GPU or of any."""
+    found = results.find(ROOT / results.FOLDER, kind="decoding", algorithm=algorithm, device=on)
     own = (r for r in reversed(found) if r.data["algorithm"] == algorithm and r.content["condition"] == condition)
     of = next(own, None)
     if of is None:
@@ -39,9 +37,12 @@ def appended() -> str:
 
 
 def blocks() -> dict[str, str]:
-    names = {"timed": "flash_decoding", "paged": "paged", "cascade": "cascade"}
-    return {block: timed(name) for block, name in names.items()} | {
+    return {
+        "timed": timed("flash_decoding", on="h200"),
+        "paged": timed("paged"),
         "quantized": timed("paged", "quantized"),
+        "features": timed("paged", "features"),
+        "cascade": timed("cascade", on="h200"),
         "append": appended(),
         "control": control("barrier-arrive"),
     }
