@@ -424,7 +424,9 @@ def test_copies_of_any_operand_are_warmed(cupy: FakeCupy, dtype: str) -> None:
     [
         ({"len_q": 1}, "compute_90", "flash_decoding"),
         ({"len_q": 2}, "compute_80", "flash_decoding"),
-        ({"len_q": 3}, "compute_90", "flash3"),
+        ({"len_q": 3}, "compute_90", "flash_decoding"),
+        ({"len_q": 512}, "compute_90", "flash3"),
+        ({"len_q": 3, "dtype": "float32"}, "compute_90", "flash2"),
         ({"len_q": 512}, "compute_80", "flash2"),
         ({"len_q": 1, "alibi": True}, "compute_90", "flash3"),
         ({"len_q": 1, "soft_cap": 30.0, "sinks": True}, "compute_90", "flash_decoding"),
@@ -432,5 +434,5 @@ def test_copies_of_any_operand_are_warmed(cupy: FakeCupy, dtype: str) -> None:
 )
 def test_auto_decodes_where_queries_are_few(changes: dict[str, Any], arch: str, name: str) -> None:
     sizes: dict[str, Any] = {"batch": 2, "heads": 8, "kv_heads": 2, "len_kv": 4096, "head_dim": 128, "dtype": "float16"}
-    p = fl.Problem(**sizes, **changes)
+    p = fl.Problem(**{**sizes, **changes})
     assert plans.on_the_gpu("auto", fl.CATALOGUE["flash2"].operation, p, None, arch) == name
