@@ -8,7 +8,7 @@
 //
 // A latent row is the key of every head, and its first VALUE_DIM numbers are the value. So a tile of rows is loaded once and serves
 // as K and as V. All heads and queries are rows of one tile: row r is query r / heads of head r % heads. A unit of work is BR of
-// them and a chunk of 512 keys, which begins at a multiple of 512. A block takes one unit after the other.
+// them and a chunk of keys, 512 unless callers say how many. A block takes one unit after the other.
 //
 // An output of 512 columns doesn't fit into a warp's registers. So the warps split the columns of the output, but rows and keys of S:
 // maxima and P go through SRAM. While a tile is in work, the next one is on its way. When a block's units are done, its warps merge

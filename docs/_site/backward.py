@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backward.md"
 NAME, WIDE, ORDERED = "flash3_backward", "flash3_backward_wide", "flash3_backward_deterministic"
 PEERS = {
-    "fa4": "FlashAttention-4", "fa3-wheel": "FlashAttention-3", "cudnn": "cuDNN", "sdpa-flash": "SDPA's flash", "flash2_backward": "`flash2_backward`",
+    "fa4": "FlashAttention-4", "cudnn": "cuDNN", "sdpa-flash": "SDPA's flash", "flash2_backward": "`flash2_backward`",
 }  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def blocks() -> dict[str, str]:
         "counted": counted(newest("counters")),
         "timed": timed(newest_on("H200"), PEERS),
         "h100": timed(newest_on("H100"), {peer: PEERS[peer] for peer in PEERS if peer != "flash2_backward"}),
-        "fa3": timed(newest("bench", "fa3"), {peer: PEERS[peer] for peer in ("fa3-wheel", "cudnn")}),
+        "fa3": timed(newest("bench", "fa3"), {"fa3-wheel": "FlashAttention-3", "cudnn": "cuDNN"}),
         "wide": timed(newest("bench", algorithm=WIDE), {peer: PEERS[peer] for peer in PEERS if peer != "fa4"}),
         "dropped": dropped(results.latest("dropout", ROOT / results.FOLDER)),
         "control": control("mbarrier-of-a-warp"),

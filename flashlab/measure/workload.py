@@ -78,7 +78,10 @@ def warm(cases: Sequence[Case]) -> None:
     from flashlab.run.plan import gpu_plan
 
     # one problem stands for all that compile to the same code
-    different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile, features(c.problem)): c for c in cases}
+    different = {
+        (c.algorithm, c.problem.dtype, c.problem.head_dim, c.problem.chunk, c.tile, features(c.problem)): c
+        for c in cases
+    }
     with ThreadPoolExecutor() as pool:
         for future in [
             pool.submit(gpu_plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()
@@ -108,17 +111,18 @@ def inputs(algorithm: str, problem: Problem, seed: int = 0) -> dict[str, Any]:
 def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False) -> None:
     """Launch every case once on this machine's GPU, and wait for it."""
     from flashlab.run import nvrtc, tritonc
+    from flashlab.run import plan as plans
     from flashlab.run.arrays import cupy
-    from flashlab.run.plan import gpu_plan
 
     if exact:
+        plans.APART = True
         cupy().cuda.set_allocator(None)  # CuPy's pool would hide what lies outside of an array, or was never written
     if counted:
         nvrtc.OPTIONS = (*nvrtc.OPTIONS, "-DCOUNTED")
         tritonc.OPTIONS = {**tritonc.OPTIONS, "num_stages": 1}  # no pipeline: the same requests, by plain loads
     warm(cases)
     for case in cases:
-        plan = gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
+        plan = plans.gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
         plan.run(inputs(case.algorithm, case.problem))
         cupy().cuda.runtime.deviceSynchronize()
     print(f"launched {len(cases)} cases")

@@ -47,6 +47,9 @@ __all__ = [
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
 
+APART = False
+"""Does each workspace have an allocation of its own? So that memcheck sees what runs from one into the next."""
+
 _ONE_ORDER = " in one order"
 _FASTEST = {
     "attention": ("flash_decoding", "flash3", "flash2"),
@@ -68,7 +71,7 @@ _POSED = ("sinks", "alibi_slopes", "mask", "block_mask", "draft_mask", "dlse")
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
 _ZEROS = 8 << 20  # bytes of them, about
-_ALIGNED = 16  # bytes: each workspace begins at a multiple, for loads of 16 bytes
+_ALIGNED = 32  # bytes: each workspace begins at a multiple, so at a sector of the L2
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
 
@@ -150,8 +153,11 @@ class Ready:
     def __init__(self, plan: Plan, places: tuple[At | None, ...]) -> None:
         self._plan, self._places = plan, places
         missing = [name for (name, *_), at in zip(plan.tensors, places, strict=True) if at is None]
-        offsets, self._allocated = _laid_out(plan.counts.tensors[name] for name in missing if name not in plan.zeros)
-        self._workspaces = [(offsets.get(name, 0), plan.zeros.get(name)) for name in missing]
+        own = [plan.counts.tensors[name] for name in missing if name not in plan.zeros]
+        pieces = [_laid_out(x) for x in (([x] for x in own) if APART else [own] if own else [])]
+        begins = {name: (i, offset) for i, (offsets, _) in enumerate(pieces) for name, offset in offsets.items()}
+        self._pieces = [nbytes for _, nbytes in pieces]
+        self._workspaces = [(*begins.get(name, (0, 0)), plan.zeros.get(name)) for name in missing]
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
 
     def launch(self, first: int = 0, *, allocate: Allocate | None = None) -> None:
@@ -162,9 +168,10 @@ class Ready:
         cuda = _cuda()
         stream, launch, take = cuda.get_current_stream(), cuda.driver.launchKernel, allocate or from_the_pool
         # held until the launches are queued: allocators hand memory on in the stream's order
-        base, _memory = take(self._allocated) if self._allocated else (0, None)
+        pieces = [take(nbytes) for nbytes in self._pieces]
         held = [
-            (base + offset, None) if zeros is None else zeros.at(stream, take) for offset, zeros in self._workspaces
+            (pieces[i][0] + offset, None) if zeros is None else zeros.at(stream, take)
+            for i, offset, zeros in self._workspaces
         ]
         # the driver's own call: CuPy's looks at the arguments' types, which takes as long as all the rest
         for configuration, arguments in self._queue(*[pointer for pointer, _ in held])[first:]:

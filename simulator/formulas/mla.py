@@ -19,7 +19,7 @@ def mla(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) 
 
 def count_latent(book: Book, launch: str, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
     """Per request of n keys, with H rows of heads and queries: it reads 1152 n bytes of latent rows for each tile of up to 64 rows,
-    and 1152 H of Q for each chunk of 512 keys.
+    and 1152 H of Q for each chunk (of 512 keys unless the problem says how many).
 
     Each chunk writes H (512 + 2) float32 of a partial result, which is read once, and counts up by 4 bytes a warp. Nodes above the
     chunks do the same, 1/32 as many at each level. A single chunk does neither.

@@ -44,7 +44,7 @@ MOST_PAGED = 8
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
 FEW_ROWS = 8
-"""Up to so many rows of float32, queries are few: no more were timed."""
+"""Up to so many rows, queries are few in float32 and on other GPUs than Hopper's: no more were timed."""
 MOST_PACKED = 16
 """The most rows of a tile that is chosen here."""
 SORTED = 32
@@ -209,13 +209,15 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
 
 
 def pays(problem: Problem, device: Device) -> bool:
-    """Is it faster than `flash3`? A tile of that has 128 rows of one head, and a block all keys of a tile. Here a tile has 16 rows
-    of a group's heads, and all SMs share its keys. Both take about as long for a tile's keys, so what counts is how many tiles
-    the busiest SM has.
+    """Is it faster than what has tiles of one head's rows?
 
-    By trial on an H100, with no file of it: 158 cells of 1 to 64 requests with 1 to 128 queries of 32 or 64 heads, in groups of 1,
-    4 and 8, on contexts of 128 to 32,768, and over pages beside `flash3_paged`. What this says was the faster one, or at most 10 %
-    slower. Of float32, eight rows were timed.
+    On Hopper that is `flash3`. A tile of that has 128 rows of one head, and a block all keys of a tile. Here a tile has 16 rows of
+    a group's heads, and all SMs share its keys. Both take about as long for a tile's keys, so what counts is how many tiles the
+    busiest SM has.
+
+    By trial on an H100, with no file of it: 158 cells of 1 to 64 requests with 1 to 128 queries of 32 or 64 heads of 128 numbers,
+    in groups of 1, 4 and 8, on contexts of 128 to 32,768, and over pages beside `flash3_paged`. What this says was the faster one,
+    or at most 10 % slower. More queries weren't tried. Of float32, and of other GPUs, eight rows are few.
 
     >>> from simulator.devices import DEVICES
     >>> decode = Problem(batch=1, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16")
@@ -223,12 +225,15 @@ def pays(problem: Problem, device: Device) -> bool:
     [True, True, True, False]
     >>> [pays(decode.replace(len_q=n, batch=16), DEVICES["h100"]) for n in (1, 16, 32)]
     [True, True, False]
+    >>> [pays(decode.replace(len_q=n), DEVICES["a100-80"]) for n in (1, 2, 3)]
+    [True, True, False]
     """
     rows = problem.len_q * problem.queries_per_kv
-    if problem.dtype == "float32":
+    if problem.dtype == "float32" or device.compute_capability != (9, 0) or rows <= FEW_ROWS:
         return rows <= FEW_ROWS
-    of_a_head = -(-problem.batch * problem.heads * -(-problem.len_q // 128) // device.sms)
-    return problem.batch * problem.kv_heads * -(-rows // MOST_PACKED) / device.sms <= of_a_head
+    of_a_head = -(-problem.batch * problem.heads // device.sms)
+    packed = problem.batch * problem.kv_heads * -(-rows // MOST_PACKED) / device.sms
+    return problem.len_q <= 128 and packed <= of_a_head
 
 
 def passes(problem: Problem, run: int) -> int:

@@ -93,8 +93,9 @@ def attend(
     """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), split as Flash-Decoding.
 
     q (batch, heads, len_q, 576); latent (batch, 1, len_kv, 576); out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32,
-    natural logarithm. There is one unit of work per row tile and chunk of 512 keys. For S, the warps split rows and keys. For the
-    output they split the columns: 512 of them don't fit into one warp's registers. So P and the maxima go through SRAM.
+    natural logarithm. There is one unit of work per row tile and chunk of 512 keys, or as many as the problem
+    says. For S, the warps split rows and keys. For the output they split the columns: 512 of them don't fit into one warp's
+    registers. So P and the maxima go through SRAM.
     """
     c, d, w = m.config, problem.head_dim_v, m.config.warps
     s, by_rows = splits(problem, tile), row_warps(tile)

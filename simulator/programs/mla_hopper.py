@@ -221,7 +221,7 @@ def finish(
 ABOUT = {
     "mla_hopper": {
         "load_q": "The scores' warpgroup fetches the queries of up to 64 heads: rows of one tile, which share the latent rows.",
-        "load_latent": "TMA brings the next tile of latent rows: once, as K and as V. It comes in three sets of columns.",
+        "load_latent": "TMA brings the next tile of latent rows: once, as K and as V. It comes in five sets of columns.",
         "scores": "One warpgroup multiplies the queries by all 576 columns, while others still have the tile before.",
         "mask": MLA["mla"]["mask"],
         "softmax": "The row maximum m, and P = exp(S − m). P and α = exp(m_old − m_new) go to the output's warpgroups by SRAM.",

@@ -229,12 +229,12 @@ def test_workspaces_are_said_in_bytes() -> None:
 
 @drawn(sizes=st.lists(st.integers(0, 1000), max_size=8))
 def test_arrays_lie_side_by_side_in_one_piece(sizes: list[int]) -> None:
-    """In the order of their sizes, each at a multiple of 16."""
+    """In the order of their sizes, each at a multiple of 32."""
     named: Any = [SimpleNamespace(name=str(i), nbytes=n) for i, n in enumerate(sizes)]
     offsets, nbytes = plans._laid_out(named)
     spans = sorted((begin, begin + sizes[int(name)]) for name, begin in offsets.items())
-    assert all(begin % 16 == 0 for begin, _ in spans)
-    assert all(0 <= after[0] - before[1] < 16 for before, after in pairwise(spans))
+    assert all(begin % 32 == 0 for begin, _ in spans)
+    assert all(0 <= after[0] - before[1] < 32 for before, after in pairwise(spans))
     assert len(spans) == len(sizes) and nbytes == (spans[-1][1] if spans else 0)
 
 
@@ -244,6 +244,21 @@ def test_what_a_launch_has_no_place_for_is_allocated(cupy: FakeCupy) -> None:
     cupy.log.clear()
     plan.launch({})
     assert cupy.log == [OUT + 2 * OUT // 2 * 70 // 50 + OUT]  # q, k, v, out in one piece
+
+
+def test_a_workspace_may_have_an_allocation_of_its_own(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For memcheck, which looks at allocations."""
+    plan = plan_of("flash1")
+    own = [x.nbytes for x in plan.counts.tensors.values() if x.role == "workspace"]
+    for apart, expected in ((False, [sum(own)]), (True, own)):
+        monkeypatch.setattr(plans, "APART", apart)
+        given = {name: cupy.asarray(x) for name, x in zip("qkv", fl.random_inputs(problem("flash1")), strict=True)}
+        plan._ready.cache_clear()
+        plan._called.cache_clear()
+        out = plan.run(given)["out"]
+        cupy.log.clear()
+        plan.run(given, out=out)
+        assert cupy.log == expected
 
 
 def test_what_a_captured_call_allocates_is_the_graphs(cupy: FakeCupy, torch: Any, given: Any) -> None:
