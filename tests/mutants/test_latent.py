@@ -55,7 +55,10 @@ def test_the_real_kernel_passes(case: str) -> None:
         assert found("mla_paged" if p.page_size else "mla", p) == set()
 
 
-@pytest.mark.parametrize("case", latent_hopper.CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.long if case == "many chunks" else ()) for case in latent_hopper.CASES],
+)
 def test_the_real_hopper_kernel_passes(case: str) -> None:
     p = latent_hopper.problem(case)
     with np.errstate(invalid="ignore"):

@@ -72,7 +72,7 @@ def nhd(arrays: Any) -> Any:
     }
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(problems(), st.sampled_from([None, (16, 16), (32, 32)]), st.booleans(), st.integers(0, 9))
 def test_right_and_counted_and_the_bits_of_gathered_keys(p: fl.Problem, tile: Any, swapped: bool, seed: int) -> None:
     """What no request owns is NaN, or no page. The emulator sees what is read outside the pool."""

@@ -30,7 +30,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", one_of_each(CASES, lambda case: case[0]))
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_kernels_equal_the_judge_and_the_formula(case: tuple[str, Any], data: st.DataObject) -> None:
     algorithm, tile = case

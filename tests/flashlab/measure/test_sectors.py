@@ -55,15 +55,19 @@ def test_a_problem_that_was_measured() -> None:
 
 def test_where_rows_are_whole_the_counters_show_the_bytes() -> None:
     """In every launch of Hopper's kernels that was measured, the prediction is what ncu read."""
-    compared = 0
+    compared, seen = 0, set[object]()
     for result in results.find(Path(__file__).resolve().parents[3] / results.FOLDER, kind="counters"):
         for launch in result.data["launches"]:
             problem = Problem(**launch["problem"])
+            read = next(row for row in launch["rows"] if row["what"] == "hbm.read")
+            same = (launch["launch"], problem, str(launch["tile"]), launch["lse"], read["measured"], read["formula"])
+            if same in seen:  # in a file of another day or GPU
+                continue
+            seen.add(same)
             if fl.CATALOGUE[launch["algorithm"]].arch is None or problem.len_q * problem.len_kv > 1 << 20:
                 continue
             run = shape_run(launch["algorithm"], problem, device="h200", tile=launch["tile"], lse=launch["lse"])
             mine = next(x for x in run.launches if x.name == launch["launch"])
-            read = next(row for row in launch["rows"] if row["what"] == "hbm.read")
             if read["measured"] is None or read["formula"] != mine.bytes("hbm.read"):
                 continue  # blocks wait there; or the algorithm has taken another way since, as parts of a group
             assert sectors.shown(run, mine) == read["measured"], launch["case"]
