@@ -96,7 +96,7 @@ def compare(
     keywords["progress"] = progress.track("algorithms")
     data = _data(problem, input, sample=sample)
     if data is None:
-        found = fl.compare(problem.problem(), **keywords)
+        found = fl.compare(problem.problem(options.of_one_operation(algorithms or [])), **keywords)
     else:
         found = fl.compare(data, **problem.masks(data.causal), **keywords)
     document = found.to_dict()
@@ -345,7 +345,7 @@ def sweep(
             raise UsageError(option, value, "--plot FILE beside it: it is for the plot")
     files = {"--csv": (csv, (".csv",)), "--plot": (plot, PICTURES)}
     options.check_outputs(files, inputs=algorithms, force=force)
-    base = axes.problem()
+    base = axes.problem(options.of_one_operation(algorithms))
     targets = [options.algorithm(name) for name in algorithms]
     found = fl.sweep(
         targets, base, **axes.swept, **machine.swept(), lse=lse, dram=dram, progress=progress.track("cells")

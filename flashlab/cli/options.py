@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -140,6 +140,14 @@ class ProblemOptions:
             if (value := getattr(fitted, name)) != getattr(posed, name):
                 raise UsageError(spelling(name), self.given[name], f"{value} for {algorithm}, or nothing")
         return fitted
+
+
+def of_one_operation(algorithms: Sequence[str]) -> str | None:
+    """The first of the algorithms if all are of one operation, whose defaults a problem of theirs has; else None."""
+    from simulator import CATALOGUE
+
+    rows = [CATALOGUE.get(name) for name in algorithms]
+    return algorithms[0] if len({row and row.operation for row in rows}) == 1 and rows[0] else None
 
 
 AXES = "Axes: one value, or several with commas between them"
