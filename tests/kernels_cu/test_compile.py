@@ -54,7 +54,7 @@ SPILL = [
         for arch in ("sm_75", "sm_89")
     ),
     ("flash_decoding", "float16", 256, "sm_75"),
-    *(("flash_decoding", dtype, 256, "sm_80") for dtype in ("float16", "bfloat16")),
+    *(("flash_decoding", dtype, head_dim, "sm_80") for dtype in ("float16", "bfloat16") for head_dim in (128, 256)),
     ("flash_decoding", "float32", 128, "sm_75"),
     *(("flash_decoding", "float32", 256, arch) for arch in ("sm_75", "sm_80", "sm_89")),
     *(
