@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -359,6 +360,8 @@ def sweep(
     if json:
         output.document(found.to_dict())
         return
+    with suppress(UsageError):  # one value may need another axis's: 4 KV heads more than the default heads
+        base = base.replace(**{name: values[0] for name, values in axes.swept.items() if len(values) == 1})
     sheets.of_sweep(found, figures.problem(base, length=False)).print()
     for path in (csv, plot):
         if path is not None:

@@ -96,7 +96,7 @@ CELLS: Mapping[str, tuple[Cell, ...]] = {
 """What is timed, by algorithm."""
 
 FEATURES = ("drafts", "soft_cap", "sinks")
-"""What a call of `paged` may have, and is timed with and without: `DRAFTS` of each request, a soft cap of 30, sinks."""
+"""What a call of `paged` may have, and is timed with and without: `DRAFTS` of each request, a soft cap, sinks."""
 DRAFTS = 8
 
 AGAINST: Mapping[str, tuple[str, ...]] = {

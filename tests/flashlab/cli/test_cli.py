@@ -289,6 +289,9 @@ def test_algorithms_of_one_operation_have_its_defaults() -> None:
         rows = document("sweep", *words, "--device", "h200")["rows"]
         assert len(rows) == 2 * (len(words) - 2) and {row["reason"] for row in rows} == {None}
     assert document("compare", "mla", "mla_hopper", "--chunk", "512")["problem"]["head_dim"] == 576
+    assert "1 × 16 heads (1 of K and V)" in run("sweep", "mla", "--heads", "16", "--chunk", "512,1024").stdout
+    assert len(document("sweep", "flash2", "--heads", "8,16", "--kv-heads", "4")["rows"]) == 2
+    run("sweep", "flash2", "--heads", "8,16", "--kv-heads", "4")
     latent, plain = document("sweep", "mla", "flash2")["rows"]
     assert latent["reason"] is not None and plain["reason"] is None
 
