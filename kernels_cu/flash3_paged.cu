@@ -76,6 +76,7 @@ flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k
             if (DYNAMIC && j <= work.tiles.first) told = requests.at(gridDim.x + uniform(number));
             // step: load_q (producer: draws the next rows, a key tile ahead)
             if (DYNAMIC && threadIdx.x == 0 && j == work.tiles.first + 1) number = draw_from(drawn, requests.last());
+            warp_barrier();  // or lane 0 asks for its page alone
           }
           if (j < work.tiles.first) break;
 

@@ -106,7 +106,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
     # no counter sees what TMA writes into SRAM
     unseen = {"sram.write"} if kernel.boxes else set[str]()
     if kernel.waits:  # a counter sees all reads of a wait, and chance says how many there are
-        unseen.add("hbm.read")
+        unseen |= {"hbm.read", "sectors_ld"}
     checks = [
         Check(
             what,
@@ -133,7 +133,11 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
         dram=_dram(formula, launch, measured),
         exp=None if special is None or not launch.exp else (launch.exp, 32 * special),
         rates={name: measured.metrics[metric] for name, metric in RATES.items() if metric in measured.metrics},
-        extras={name: total for name, names in EXTRAS.items() if (total := measured.total(names)) is not None},
+        extras={
+            name: total
+            for name, names in EXTRAS.items()
+            if name not in unseen and (total := measured.total(names)) is not None
+        },
     )
 
 

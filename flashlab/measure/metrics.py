@@ -60,9 +60,11 @@ EXTRAS = {
     "local_bytes": ("smsp__sass_data_bytes_mem_local",),
     "bank_conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared",),
     **{name: (metric,) for name, metric in {**SECTORS, **BOX_SECTORS, **WAVEFRONTS}.items()},
+    "sectors_red": (SECTORS["sectors_red"], "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_atom"),
 }
 """Reported, not judged here: spilled bytes, conflicts (these two as the hardware sees them: kernels in one another's way
-conflict, too), sectors and wavefronts. The emulator's sectors and wavefronts are held against these."""
+conflict, too), sectors and wavefronts. `sectors_red` are those of all atomics, whether or not anybody reads what they
+return. The emulator's sectors and wavefronts are held against these."""
 
 
 def asked() -> tuple[str, ...]:

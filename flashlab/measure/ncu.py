@@ -72,7 +72,8 @@ def profile(
         printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     _refuse(printed + done.stderr)
     if done.returncode:
-        said = [x for x in (*done.stderr.splitlines(), *printed.splitlines()) if x.strip() and not x.startswith('"')]
+        lines = (*printed.splitlines(), *done.stderr.splitlines())  # the program's own last word says more than ncu's
+        said = [x for x in lines if x.strip() and not x.startswith('"')]
         raise RuntimeError(f"ncu ended with {done.returncode}: {said[-1] if said else 'no output'}")
     return printed
 

@@ -116,8 +116,6 @@ class Backward(Operation):
         forward = ATTENTION.judge(problem, drawn)
         drawn["out"] = forward["out"].astype(numpy_dtype(problem.out_dtype))
         drawn["lse"] = forward["lse"].astype(np.float32)
-        if problem.dlse:
-            drawn["dlse"] = np.random.default_rng((seed, 5)).standard_normal(drawn["lse"].shape, np.float32)
         return drawn
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:

@@ -42,7 +42,7 @@ def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
     """The inputs beside q, k and v that a problem has.
 
     Sinks lie among the logits of a row's LSE. Slopes are as ALiBi's paper has them: powers of 2^(-8 / heads). A mask shows
-    a random half of the pairs. Seed and offset of dropout are any.
+    a random half of the pairs. Seed and offset of dropout are any, and a gradient of the LSE is normal.
     """
     p, drawn = problem, dict[str, Array]()
     if p.sinks:
@@ -59,6 +59,8 @@ def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
         )
     if p.dropout:
         drawn["rng_state"] = np.random.default_rng((seed, 4)).integers(-(2**63), 2**63, 2, np.int64, endpoint=False)
+    if p.dlse:
+        drawn["dlse"] = np.random.default_rng((seed, 5)).standard_normal((p.batch, p.heads, p.len_q), np.float32)
     return drawn
 
 

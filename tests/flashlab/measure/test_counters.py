@@ -21,8 +21,11 @@ from flashlab.measure.counter_report import (
 )
 from flashlab.measure.ncu import Measured
 from flashlab.measure.workload import Case
+from flashlab.run import host
+from flashlab.run.plan import _bound
 from simulator import CATALOGUE, Problem, Tile, count, shape_run
 from simulator.catalogue import with_kernels
+from simulator.config import features
 from simulator.errors import Unavailable
 
 DATA = Path(__file__).parents[2] / "data"
@@ -81,6 +84,16 @@ def test_what_waits_read_is_not_judged() -> None:
         for i in (0, 1)
     )
     assert (delta["hbm.read"], main["hbm.read"], main["hbm.write"]) == ("differs", "not measured", "differs")
+
+
+def test_sectors_of_atomics_are_counted_together_and_those_of_a_wait_are_not() -> None:
+    counted = {f"{metrics.SECTORS['sectors_ld']}.sum": 5.0, **{f"{x}.sum": 2.0 for x in metrics.EXTRAS["sectors_red"]}}
+    name, p = "flash2_backward_deterministic", CASE.problem.replace(len_q=64)
+    formula = count(name, p, tile=(64, 64), device="h200")
+    seen = Measured("x", reading().metrics | counted)
+    delta, main = (counters.compare(Case(name, name, p, Tile(64, 64)), None, formula, i, seen).extras for i in (0, 1))
+    assert (delta["sectors_ld"], delta["sectors_red"]) == (5, 4)
+    assert main == {x: n for x, n in delta.items() if x != "sectors_ld"}
 
 
 def test_a_simulator_that_differs_from_its_formula_is_a_failure() -> None:
@@ -189,6 +202,25 @@ def test_cases_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
     window = Case("w", "flash1", Problem(batch=1, heads=1, len_q=5, head_dim=8, dtype="float32", window=(3, None)))
     assert workload.read(workload.write([CASE, window], tmp_path)) == [CASE, window]
     assert window.entries == ("flash1",)
+
+
+def test_every_case_is_drawn_with_all_that_its_plan_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "from_numpy", lambda x, _: x)
+    seen = dict[Any, Case]()  # a small one of each kind
+    for case in sorted(problems.matrix(with_kernels()), key=lambda case: case.problem.len_kv):
+        seen.setdefault((case.algorithm, features(case.problem), case.problem.lengths is None), case)
+    for case in seen.values():
+        operation, drawn = CATALOGUE[case.algorithm].operation, workload.inputs(case.algorithm, case.problem)
+        assert _bound(operation, case.problem, drawn).keys() == drawn.keys(), case.name
+    assert any("dlse" in case.name for case in seen.values()), "a gradient of the LSE is among them"
+
+
+def test_what_a_failed_program_said_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Traceback\nflashlab.errors.UsageError: dlse = None: expected an array\n"
+    monkeypatch.setattr(ncu.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", stderr=said, returncode=1))
+    monkeypatch.setattr(ncu, "program", lambda: "ncu")
+    with pytest.raises(RuntimeError, match="ncu ended with 1: .*dlse = None"):
+        counters._profile([CASE], ["dram__bytes_read.sum"], 10)
 
 
 def test_no_ncu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
