@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from docs._site.agreed import agreed
 from docs._site.blocks import replaced
 from docs._site.controls import control
 from docs._site.timed import device, link, timed
@@ -17,8 +18,9 @@ NAME, WIDE, ORDERED = "flash3_backward", "flash3_backward_wide", "flash3_backwar
 PEERS = {
     "fa4": "FlashAttention-4", "cudnn": "cuDNN", "sdpa-flash": "SDPA's flash", "flash2_backward": "`flash2_backward`",
 }  # fmt: skip
-
-
+ALGORITHMS = (
+    "standard_backward", "flash1_backward", "flash2_backward", "flash2_backward_deterministic", NAME, ORDERED, WIDE,
+)  # fmt: skip
 RUNGS = {name: f"`{name}`" for name in ("flash2_backward", "flash2_backward_deterministic", ORDERED)}
 
 
@@ -112,6 +114,7 @@ def blocks() -> dict[str, str]:
         "odd": odd(newest("bench", "odd")),
         "rungs": timed(newest("ladder"), RUNGS),
         "ordered": ordered(newest("ladder")),
+        "agreed": agreed(ALGORITHMS),
     }
 
 

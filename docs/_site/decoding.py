@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs._site.agreed import agreed
 from docs._site.blocks import replaced
 from docs._site.controls import control
 from docs._site.timed import device, link
@@ -45,6 +46,7 @@ def blocks() -> dict[str, str]:
         "cascade": timed("cascade", on="h200"),
         "append": appended(),
         "control": control("barrier-arrive"),
+        "agreed": agreed(("flash_decoding", "paged", "flash3_paged", "cascade")),
     }
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from docs._site.agreed import agreed
 from docs._site.blocks import replaced
 from docs._site.decoding import ROOT, timed
 from flashlab.files import replace_file
 
 PAGE = ROOT / "docs" / "mla.md"
+ALGORITHMS = ("mla", "mla_paged", "mla_hopper", "mla_hopper_paged")
 
 
 def blocks() -> dict[str, str]:
-    return {name: timed(name) for name in ("mla", "mla_paged", "mla_hopper", "mla_hopper_paged")}
+    return {name: timed(name) for name in ALGORITHMS} | {"agreed": agreed(ALGORITHMS)}
 
 
 if __name__ == "__main__":
