@@ -12,6 +12,7 @@ from flashlab.verify import verify
 from tests.mutants.kernels import KERNELS
 from tests.mutants.programs import BYTES, PROGRAMS
 from tests.mutants.zoo import Mutant, mutated_program
+from tests.tiers import one_of_each
 
 ZOO = [*PROGRAMS, *BYTES, *KERNELS]
 ALIGNED = {"batch": 1, "heads": 1, "len_q": 128, "head_dim": 64}
@@ -22,7 +23,7 @@ def named(mutants: list[Mutant]) -> list[object]:
     return [pytest.param(mutant, id=mutant.name) for mutant in mutants]
 
 
-@pytest.mark.parametrize("mutant", named(PROGRAMS))
+@pytest.mark.parametrize("mutant", one_of_each(PROGRAMS, lambda each: each.check, lambda each: each.name))
 def test_killed_by_its_check(mutant: Mutant) -> None:
     with mutated_program(mutant) as program, np.errstate(all="ignore"):
         report = verify(program, checks=[mutant.check], dtypes=[mutant.dtype], examples=0)

@@ -287,15 +287,18 @@ def test_there_are_results_of_every_kind() -> None:
     assert {result.kind for result in results.find(RESULTS)} == set(KINDS) - NOT_MEASURED_YET
 
 
-@pytest.mark.parametrize("name", kinds.schemas())
+SCHEMAS = kinds.schemas()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_the_published_schemas_are_those_of_the_modules(name: str) -> None:
     """Run python -m docs._site.kinds after changing one."""
-    assert (kinds.SCHEMAS / name).read_text(encoding="utf-8") == kinds.schemas()[name]
-    Draft202012Validator.check_schema(json.loads(kinds.schemas()[name]))
+    assert (kinds.SCHEMAS / name).read_text(encoding="utf-8") == SCHEMAS[name]
+    Draft202012Validator.check_schema(json.loads(SCHEMAS[name]))
 
 
 def test_no_other_schema_lies_there_and_the_page_lists_the_kinds() -> None:
-    assert {path.name for path in kinds.SCHEMAS.iterdir()} == set(kinds.schemas())
+    assert {path.name for path in kinds.SCHEMAS.iterdir()} == set(SCHEMAS)
     page = kinds.PAGE.read_text(encoding="utf-8")
     assert page == replaced(page, "kinds", {"kinds": kinds.table()}), "run python -m docs._site.kinds"
     assert page != replaced(page, "kinds", {"kinds": ""})
