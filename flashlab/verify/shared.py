@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def some_of(problem: Problem, arrays: Mapping[str, Array], order: list[int]) -> tuple[Problem, dict[str, Array]]:
     """Some of the requests in another order, with the same prefix."""
-    own = {name: np.ascontiguousarray(arrays[name][order]) for name in ("q", "k", "v")}
-    return problem.replace(batch=len(order), len_kv=problem.len_kv), {**arrays, **own}
+    own = {name: np.ascontiguousarray(arrays[name][order]) for name in ("q", "k", "v", "seq_lens") if name in arrays}
+    return problem.requests(order), {**arrays, **own}
 
 
 def requests(subject: Subject, p: Problem, seed: int) -> None:
