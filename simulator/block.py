@@ -19,7 +19,7 @@ from simulator.errors import SramOverflow, UsageError
 from simulator.philox import random_bytes
 from simulator.problem import WIDTH, Problem, Walk, round_up
 from simulator.registers import Registers
-from simulator.tensors import HbmTensor, SramTile
+from simulator.tensors import Batches, HbmTensor, SramTile
 
 if TYPE_CHECKING:
     from simulator.machine import Machine
@@ -32,9 +32,9 @@ Rows = int | np.ndarray[Any, np.dtype[np.int64]]
 class Block:
     """One thread block, as a tile program sees it.
 
-    `i` is its row tile, and `j` its key tile where the grid has key tiles. `walk` is what the launch gave it to walk over. `keys` is
-    how many keys its batch has, where the launch said so.
-    Operations take tile indices: `block.load(k, j, 64)` loads rows `64 j … 64 j + 63` of k.
+    `i` is its row tile, and `j` its key tile where the grid has key tiles. `walk` is what the launch gave it to walk over. `keys`
+    is how many keys its batch has, where the launch said so. Operations take tile indices: `block.load(k, j, 64)` loads
+    rows `64 j … 64 j + 63` of k.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -52,7 +52,7 @@ class Block:
 
     def __init__(
         self, machine: Machine, i: Rows, j: int, walk: Walk, warps: int, readers: int, lead: tuple[int, int, int],
-        batches: tuple[int, ...] | None = None, keys: int = 0,
+        batches: Batches | None = None, keys: int = 0,
     ) -> None:  # fmt: skip
         self._m, self.i, self.j, self.walk, self.warps, self.readers = machine, i, j, walk, warps, readers
         self._lead, self._batches, self.keys = lead, batches, keys
@@ -340,8 +340,8 @@ class Block:
         """Tile (i, j) of S, with -inf outside the mask and beyond the last key.
 
         `group` is how many rows of S belong to one query: with packed heads, the query heads per KV head. `of` is the problem
-        whose queries and keys these are, where they are a part of the machine's. `aligned` tells the keys that some of its queries are
-        aligned with, where their numbers don't.
+        whose queries and keys these are, where they are a part of the machine's. `aligned` tells the keys that some of its queries
+        are aligned with, where their numbers don't.
         """
         p = of or self._m.problem
         if s.values is None:

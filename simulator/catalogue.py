@@ -284,9 +284,10 @@ def _cascade(*, lengths: bool) -> tuple[Kernel, ...]:
         "suffix": ("q", "k", "v", "partial", "partial_lse"),
         "merge": ("partial", "partial_lse", "sinks", "out", "lse"),
     }
+    own = ("seq_lens",) * lengths
     return tuple(
-        Kernel("cascade", f"cascade_{entry}", (*arguments, *("seq_lens",) * lengths), when=lambda p: (p.lengths is not None) == lengths)
-        for entry, arguments in entries.items()
+        Kernel("cascade", f"cascade_{entry}", (*each, *own), when=lambda p: (p.lengths is not None) == lengths)
+        for entry, each in entries.items()
     )
 
 

@@ -34,9 +34,11 @@ from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import Problem, Walk
 from simulator.representatives import MOST_STEPS, Cost, Intervals, Representatives, united
-from simulator.tensors import HbmTensor
+from simulator.tensors import Batches, HbmTensor
 from simulator.trace import Recorder
 
+Own = Mapping[int, tuple[Batches, Callable[..., Walk]]]
+"""Of each number of keys: the batches that have so many, and what their blocks walk over."""
 _WORK = ("flops_matmul", "flops_other", "exp")  # what a page has beside its ledger that adds up
 # elements of S over all blocks of a lockstep group: enough for large matrix products, few enough for the CPU's cache
 _LOCKSTEP_ELEMENTS = 1 << 18
@@ -110,8 +112,8 @@ class Machine:
 
         Row `i * group + g` is query i of head g, where `group` is the number of query heads per KV head. This is for
         launches with one block per KV head, as in decoding. `block.mask` needs to know: pass it `group=group`. With `together`,
-        the rows of all batches follow one another, (1, kv_heads, batch * len_q * group, cols), for keys that all share. A vector with
-        a number for each batch then has one row, (1, 1, batch, 1).
+        the rows of all batches follow one another, (1, kv_heads, batch * len_q * group, cols), for keys that all share. So
+        a vector has the numbers of all batches one below the other.
         """
         (batches, _, group), spec = self._leads[tensor.name], tensor.spec
         batches = batches if together else 1
@@ -175,7 +177,7 @@ class Machine:
         of: HbmTensor | None = None,
         along: str = "len_q",
         across: int = 0,
-        own: Mapping[int, Sequence[int]] | None = None,
+        own: Own | None = None,
     ) -> Iterator[Block]:
         """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`).
 
@@ -183,15 +185,17 @@ class Machine:
         block (i, j) loops over, for instance the key tiles that the mask leaves. Blocks with equal walks share a
         group. `readers` is how many read an operand that is not split: the warps, or the warpgroups if those multiply.
         Nothing is launched if the operation has nothing to write. `along` and `across` say how blocks of a ragged batch lie
-        (`LaunchCounts`). `own` says which batches have so many keys: blocks of those run in lockstep, with as many rows of `len_kv`,
-        and `walk(n)` has their walks. Raises `UsageError` for fewer than one warp.
+        (`LaunchCounts`). If batches have different numbers of keys, `own` says for each number which ones they are, and what these
+        walk over. Of arrays with an axis `len_kv`, their blocks see so many rows. Raises `UsageError` for fewer than one warp.
         """
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         heads = math.prod(lead)
         warps = integer("warps", warps, 1)
         rows, cols = integer("rows", rows, 0), integer("cols", cols, 0)
         rows = 0 if self.operation.idle(self.problem) else rows
-        shares = [_Share(walk)] if own is None else [_Share(cast(Any, walk)(n), n, tuple(own[n])) for n in own]
+        shares = (
+            [_Share(walk)] if own is None else [_Share(walk, keys, batches) for keys, (batches, walk) in own.items()]
+        )
         # blocks of a row in different columns don't walk alike, and nor do those of other batches
         row_walk = shares[0].walk if cols == 1 and len(shares) == 1 else None
         together = self.config.heads_together
@@ -281,7 +285,7 @@ class Machine:
         batch = batch if tensor.batches is None else len(tensor.batches)
         return 1 if tensor.together else batch, kv_heads, 1 if tensor.group or tensor.member is not None else group
 
-    def of_share(self, tensor: HbmTensor, batches: tuple[int, ...], keys: int) -> HbmTensor:
+    def of_share(self, tensor: HbmTensor, batches: Batches, keys: int) -> HbmTensor:
         """What blocks of some batches see of an array: what each of these has, and of rows of `len_kv` so many."""
         batch = self._leads[tensor.name][0]
         rows = keys if "len_kv" in self._axes.get(tensor.name, ()) else tensor.spec.rows
@@ -411,7 +415,7 @@ class _Touched(NamedTuple):
     member: int | None
     plane: int
     heads: int
-    batches: tuple[int, ...] | None
+    batches: Batches | None
 
 
 _Lead = tuple[int, int, int]
@@ -422,7 +426,7 @@ class _Share(NamedTuple):
 
     walk: Callable[..., Walk] | None
     keys: int = 0
-    batches: tuple[int, ...] | None = None
+    batches: Batches | None = None
 
 
 def _groups(walks: Sequence[tuple[Walk, ...]], most: int) -> list[tuple[int, int]]:

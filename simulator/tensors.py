@@ -20,6 +20,10 @@ def no_operator_multiplies() -> UsageError:
     return UsageError("a @ b", Said("a product of tiles"), 'block.matmul(a, b, split=("rows", "none"))')
 
 
+Batches = tuple[int, ...] | range
+"""Some of the batches."""
+
+
 class _Stored:
     """What lies in HBM or in SRAM. A block computes with registers only, and `_brought` says how values get there."""
 
@@ -56,7 +60,7 @@ class HbmTensor(_Stored):
 
     def __init__(
         self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None,
-        together: bool = False, every: int = 1, batches: tuple[int, ...] | None = None,
+        together: bool = False, every: int = 1, batches: Batches | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.member, self.plane, self.group, self.table = spec, member, plane, group, table
         self.together, self.every, self.batches = together, every, batches
@@ -75,7 +79,7 @@ class HbmTensor(_Stored):
         """A handle to the first row of each tile of so many rows: where a vector has one value for a tile, it lies there."""
         return HbmTensor(replace(self.spec, rows=-(-self.spec.rows // rows)), self.member, self.plane, every=rows)
 
-    def of_batches(self, batches: tuple[int, ...], of: int, rows: int) -> HbmTensor:
+    def of_batches(self, batches: Batches, of: int, rows: int) -> HbmTensor:
         """A handle to the first rows of some batches, of so many."""
         spec = replace(self.spec, heads=self.spec.heads // of * len(batches), rows=min(rows, self.spec.rows))
         return HbmTensor(spec, self.member, self.plane, self.group, self.table, self.together, self.every, batches)

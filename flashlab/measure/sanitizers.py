@@ -246,7 +246,11 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "no prefix, sinks": {**shared, "len_kv": 600, "len_prefix": 0, "sinks": True},
         "no own keys": {**shared, "len_kv": 0, "len_prefix": 99},
         "own lengths, window": {
-            **shared, "len_q": None, "lengths": [(3, n) for n in (700, 0, 2, 97, 16)], "len_prefix": 2100, "window": (200, 0),
+            **shared,
+            "len_q": None,
+            "lengths": [(3, n) for n in (700, 0, 2, 97, 16)],
+            "len_prefix": 2100,
+            "window": (200, 0),
         },
     }
 

@@ -24,13 +24,15 @@ def cascade(
 
     q `(batch, heads, len_q, head_dim)` are the requests' queries. k and v `(batch, kv_heads, len_kv, head_dim)` are each one's own
     keys and values, k_prefix and v_prefix `(1, kv_heads, len_prefix, head_dim)` those of the shared prefix. All are float16 or
-    bfloat16. Either side may have no keys. `seq_lens`, int32 `(batch,)`, says how many of its rows of k and v each request has; the
-    kernels read it, so a captured CUDA graph may be replayed with other lengths. What the other rows hold doesn't matter. Returns `out` `(batch, heads, len_q, head_dim)`; with `lse=True` `(out, lse)`.
-    `out=` is written in place.
+    bfloat16. Either side may have no keys. Returns `out` `(batch, heads, len_q, head_dim)`; with `lse=True` `(out, lse)`. `out=` is
+    written in place.
+
+    `seq_lens`, int32 `(batch,)`, says how many keys each request has of its own, of the `len_kv` that there is room for. What lies
+    behind them isn't read. The kernels read the lengths, so a captured CUDA graph may be replayed with others.
 
     Masks are aligned bottom-right: query i of a request with n own keys sits at own key `n - len_q + i`. `window=(left, right)`
-    counts back from there, on into the prefix. `causal`, and `right`, are about own keys, as all of the prefix comes before them: with
-    `causal`, several new tokens are `len_q` queries. `soft_cap` and `sinks` are as in `fl.attention`. A request has the same
+    counts back from there, on into the prefix. `causal` and `right` are about own keys, as all of the prefix comes before them.
+    With `causal`, several new tokens are `len_q` queries. `soft_cap` and `sinks` are as in `fl.attention`. A request has the same
     bits alone and in any batch.
 
     `backend="emulator"` runs the kernels on the CPU as built for `device`, and takes NumPy arrays, too. Raises `UsageError` for bad

@@ -40,8 +40,8 @@ def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bo
         if s is suffix:
             _count_lengths(book, p, "load_q", blocks * w)
         elif p.left is not None:
-            first, last = prefix.requests(np.arange(prefix.row_tiles))
-            _count_lengths(book, p, "load_q", int((last - first + 1).sum()) * p.kv_heads * n * w)
+            first, end = prefix.requests(np.arange(prefix.row_tiles))
+            _count_lengths(book, p, "load_q", int((end - first).sum()) * p.kv_heads * n * w)
 
     rows = heads * p.len_q
     book.launch("cascade_merge", rows, 1, config.heads_together, 0)
@@ -96,7 +96,9 @@ def _count_side(book: Book, s: Splits, k: str, v: str, parts: int, *, every: boo
     for name, load, use, size in ((k, "load_k", "scores", k_tile), (v, "load_v", "output", v_tile)):
         book.add(load, name, sram_write=tiles * size)
         book.add(use, name, sram_read=tiles * w * size)
-        book.distinct(name, "read", heads * max(0, min(most * tile.cols, p.len_kv) - least * tile.cols) * t[name].row_bytes)
+        book.distinct(
+            name, "read", heads * max(0, min(most * tile.cols, p.len_kv) - least * tile.cols) * t[name].row_bytes
+        )
     blocks = units
     if every:
         blocks, written = heads * s.row_tiles * parts, heads * s.rows * parts

@@ -9,7 +9,7 @@ about own keys. As the prefix comes first, that is attention over both, unless a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import Problem, Tile
+from simulator.tensors import Batches
 
 
 class Shared(Operand):
@@ -31,8 +32,8 @@ class Shared(Operand):
 
 
 class Sides(NamedTuple):
-    """The two parts of the keys, each as a plain problem. To the prefix, the queries of all requests are those of one: where a window
-    begins, `first_keys` tells. Of own keys, a problem has as many as there is room for."""
+    """The two parts of the keys, each as a plain problem. To the prefix, the queries of all requests are those of one. Where a
+    window begins there, `first_keys` tells. Of own keys there are as many as there is room for."""
 
     prefix: Problem
     suffix: Problem
@@ -52,7 +53,7 @@ class Sides(NamedTuple):
         return cls(plain.replace(**every, causal=False, window=window), plain)
 
 
-def alike(problem: Problem) -> dict[int, Sequence[int]]:
+def alike(problem: Problem) -> dict[int, Batches]:
     """Which requests have so many own keys.
 
     >>> p = Problem(batch=3, heads=8, lengths=[(1, 7), (1, 90), (1, 7)], len_prefix=1000, head_dim=64, dtype="float16")
@@ -148,9 +149,10 @@ class CascadeAttention(Operation):
         Operand(name="v", axes=("batch", "kv_heads", "len_kv", "head_dim_v")),
         Shared(name="k_prefix", axes=("whole", "kv_heads", "len_prefix", "head_dim")),
         Shared(name="v_prefix", axes=("whole", "kv_heads", "len_prefix", "head_dim_v")),
-        Operand(name="seq_lens", axes=("batch",), dtype="int32", when=lambda p: p.lengths is not None, default=lambda p: p.seq_lens),
+        Operand(name="seq_lens", axes=("batch",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: p.seq_lens),
         ATTENTION.operand("sinks"),
-    )
+    )  # fmt: skip
     outputs = ATTENTION.outputs
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:

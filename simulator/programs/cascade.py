@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import inf
-from typing import Any
 
 import numpy as np
 
+from simulator.block import Rows
 from simulator.config import Config, features, padded
 from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.operations.cascade import CASCADE, Sides, aligned, alike, first_keys
-from simulator.problem import Problem, Tile
+from simulator.problem import WIDTH, Problem, Tile
 from simulator.program import program
 from simulator.programs.flash_decoding import AT_A_TIME, Splits
 from simulator.programs.scores import join_sink, of_head, soft_cap
@@ -74,11 +74,15 @@ class PrefixSplits(Splits):
         """The keys that some of the queries sit at."""
         return aligned(self.whole, *self._places(queries))
 
-    def requests(self, i: int | Array) -> tuple[Array, Array]:
-        """Of which requests row tile i has rows: the first and the last one."""
-        first = np.asarray(i, np.int64) * self.tile.rows
-        of_request = self.group * self.whole.len_q
-        return first // of_request, (np.minimum(first + self.tile.rows, self.rows) - 1) // of_request
+    def requests(self, i: Array) -> tuple[Array, Array]:
+        """Of which requests each row tile of some has rows: the first one, and the one after the last."""
+        first, of_request = i * self.tile.rows, self.group * self.whole.len_q
+        return first // of_request, (np.minimum(first + self.tile.rows, self.rows) - 1) // of_request + 1
+
+    def lengths_of(self, i: Rows) -> list[tuple[int, int, int, int]]:
+        """The parts of the lengths that row tiles need, as `Block.request` takes them."""
+        ends = zip(*(x.tolist() for x in self.requests(np.atleast_1d(i))), strict=True)
+        return [(r, r + 1, 0, WIDTH["int32"]) for first, end in ends for r in range(first, end)]
 
     def tiles(self, i: int) -> range:
         if self.problem.left is None:
@@ -95,7 +99,7 @@ class PrefixSplits(Splits):
             first = np.arange(begin, min(begin + AT_A_TIME, stop), dtype=np.int64) * rows
             inside = np.minimum(rows, self.rows - first)
             queries = np.stack([first // self.group, (first + inside - 1) // self.group + 1], 1)
-            every = np.arange(queries[0, 0], queries[-1, 1])
+            every: Array = np.arange(int(queries[0, 0]), int(queries[-1, 1]))
             sees = np.append(first_keys(self.whole, *self._places(every)), keys)
             least = np.minimum.reduceat(sees, (queries - queries[0, 0]).reshape(-1))[::2]
             yield inside, np.where(least < keys, least // cols, 0), np.where(least < keys, -(-keys // cols), 0)
@@ -114,8 +118,8 @@ def splits(problem: Problem, tile: Tile) -> tuple[PrefixSplits, Splits]:
 
 
 def warp_rows(s: Splits) -> int:
-    """Rows of a warp: 16, and 32 of a full tile, if that many outputs have room in its registers. Where its rows' windows begin takes
-    some of them."""
+    """Rows of a warp: 16, and 32 of a full tile, if that many outputs have room in its registers. Where windows begin takes some of
+    them."""
     most = 128 if s.problem.left is None else 64
     full = padded(s.tile.rows) >= ROWS[-1] and padded(max(s.problem.head_dim, s.problem.head_dim_v)) <= most
     return 32 if full else 16
@@ -162,6 +166,12 @@ def parts_seen(problem: Problem, tile: Tile, queries: Array, own: int) -> tuple[
     return begin, np.maximum(begin, of_prefix + np.where(start < stop, -(-stop // suffix), 0))
 
 
+def walk_of_parts(problem: Problem, tile: Tile, own: int) -> Callable[[int], range]:
+    """What the merge goes through for each query of a request with so many own keys."""
+    begin, end = (x.tolist() for x in parts_seen(problem, tile, np.arange(problem.len_q), own))
+    return lambda i: range(begin[i], end[i])
+
+
 def sram_bytes(problem: Problem, tile: Tile) -> int:
     """SRAM per block: its queries, and two tiles of K and of V."""
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
@@ -204,7 +214,9 @@ def cascade(
     """Cascade inference (FlashInfer, arXiv 2501.01005), in chunks as Flash-Decoding has them.
 
     q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); k_prefix, v_prefix (1, kv_heads, len_prefix, d); seq_lens
-    (batch) int32; lse (batch, heads, len_q) float32, natural logarithm. There is a block per KV head, tile of rows, and chunk of keys: 2,048 of the prefix, or
+    (batch) int32; lse (batch, heads, len_q) float32, natural logarithm.
+
+    There is a block per KV head, tile of rows, and chunk of keys: 2,048 of the prefix, or
     512 own ones. Rows are heads of a group and queries: those of all requests over the prefix, those of one over its own keys.
     Warps split the rows.
     """
@@ -215,20 +227,18 @@ def cascade(
     partial_lse = m.workspace("partial_lse", 1, axes=axes, vector=True)
     lens = None if problem.lengths is None else m.optional("seq_lens")
     prefix, suffix = splits(problem, tile)
-    own = alike(problem)
-    of_keys = {n: own_splits(problem, tile, n, len(requests)) for n, requests in own.items()}
+    requests = alike(problem)
+    of_keys = {n: own_splits(problem, tile, n, len(some)) for n, some in requests.items()}
     for side, keys, values, first, n in (
         (prefix, k_prefix, v_prefix, 0, of_prefix),
         (suffix, k, v, of_prefix, of_suffix),
     ):
         together = side is prefix
-        grid: dict[str, Any] = {"walk": prefix.tiles_of}
-        if not together:
-            grid = {"walk": lambda n: of_keys[n].tiles_of, "own": own}
+        own = None if together else {n: (some, of_keys[n].tiles_of) for n, some in requests.items()}
         rows, w = side.tile.rows, warps(side)
         queries, to, to_lse = (m.packed(x, together=together) for x in (q, partial, partial_lse))
         launch = "cascade_prefix" if together else "cascade_suffix"
-        for block in m.launch(launch, rows=side.row_tiles, cols=n, of=queries, warps=w, **grid):
+        for block in m.launch(launch, rows=side.row_tiles, cols=n, walk=side.tiles_of, of=queries, warps=w, own=own):
             i = block.i
             m_i = block.full(rows, 1, -inf)
             l_i = block.full(rows, 1, 0.0)
@@ -241,8 +251,7 @@ def cascade(
                 block.fetch(lens, 0, 1, warps=w)
             if lens is not None and together and problem.left is not None:
                 block.step("load_q")
-                ends = zip(*prefix.requests(i), strict=True)
-                block.request(m.packed(lens, together=True), [(r, r + 1, 0, 4) for a, b in ends for r in range(a, b + 1)], warps=w)
+                block.request(m.packed(lens, together=True), prefix.lengths_of(i), warps=w)
             if uneven(problem) and not block.walk:
                 continue
             if block.walk:
@@ -257,10 +266,8 @@ def cascade(
                 s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
                 s = soft_cap(block, s, problem)
                 block.step("mask")
-                if together:
-                    s = block.mask(s, i, j, group=side.group, of=side.problem, aligned=prefix.aligned)
-                else:
-                    s = block.mask(s, i, j, group=side.group, of=of_keys[block.keys].problem)
+                alone, aligned_with = (prefix, prefix.aligned) if together else (of_keys[block.keys], None)
+                s = block.mask(s, i, j, group=side.group, of=alone.problem, aligned=aligned_with)
                 block.step("softmax")
                 m_new = block.maximum(m_i, s.max())
                 p = block.exp(s - m_new.finite())
@@ -275,11 +282,8 @@ def cascade(
             block.store(to.at(parts=first + block.j), acc / l_i.nonzero(), i, rows)
             block.store(to_lse.at(parts=first + block.j), m_i + block.log(l_i), i, rows)
 
-    def seen(n: int) -> Callable[[int], range]:
-        begin, end = parts_seen(problem, tile, np.arange(problem.len_q), n)
-        return lambda i: range(begin[i], end[i])
-
-    for block in m.launch("cascade_merge", rows=problem.len_q, warps=1, own=own, walk=seen):
+    merged = {n: (some, walk_of_parts(problem, tile, n)) for n, some in requests.items()}
+    for block in m.launch("cascade_merge", rows=problem.len_q, warps=1, own=merged):
         if lens is not None:
             block.step("load_part")
             block.fetch(lens, 0, 1)
