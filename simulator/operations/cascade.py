@@ -162,8 +162,10 @@ class CascadeAttention(Operation):
                 raise UsageError(f"{name}.shape", tuple(x.shape) if hasattr(x, "shape") else type(x).__name__, axes)
         dtype = storage_dtypes(arrays, tuple(_AXES), "float16 or bfloat16")
         (batch, heads, len_q, dim), (_, kv_heads, len_kv, _), (*_, dim_v) = (tuple(arrays[n].shape) for n in "qkv")
-        if arrays.get("seq_lens") is not None and masks.get("lengths") is None:
+        if (lens := arrays.get("seq_lens")) is not None and masks.get("lengths") is None:
             masks["lengths"] = [(len_q, len_kv)] * batch  # until values are looked at
+        elif isinstance(lens, np.ndarray):
+            raise UsageError("seq_lens", "given", "None beside lengths, which say the same")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, len_prefix=arrays["k_prefix"].shape[2],
             head_dim=dim, head_dim_v=dim_v, dtype=dtype, sinks=arrays.get("sinks") is not None, **masks,

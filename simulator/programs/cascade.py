@@ -216,9 +216,9 @@ def cascade(
     q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); k_prefix, v_prefix (1, kv_heads, len_prefix, d); seq_lens
     (batch) int32; lse (batch, heads, len_q) float32, natural logarithm.
 
-    There is a block per KV head, tile of rows, and chunk of keys: 2,048 of the prefix, or
-    512 own ones. Rows are heads of a group and queries: those of all requests over the prefix, those of one over its own keys.
-    Warps split the rows.
+    There is a block per KV head, tile of rows, and chunk of keys: 2,048 of the prefix, or 512 own ones. Rows are heads of a group
+    and queries: those of all requests over the prefix, those of one over its own keys. Warps split the rows. The grid has a block
+    for each chunk of own keys that there is room for.
     """
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     of_prefix, of_suffix = parts(problem, tile)
