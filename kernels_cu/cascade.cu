@@ -1,9 +1,10 @@
-// Cascade attention (FlashInfer, arXiv 2501.01005): requests that begin with the same keys, with causal masks, a soft cap, sinks, GQA,
-// any lengths.
+// Cascade attention (FlashInfer, arXiv 2501.01005): requests that begin with the same keys, with causal masks, windows, a soft cap,
+// sinks, GQA, any lengths, which each request may have for itself.
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype, 16 bits
 //   k_prefix, v_prefix (1, kv_heads, len_prefix, head_dim)    lse (batch, heads, len_q) float32, or NULL    rows padded to 16 bytes
 //   partial (batch, heads, parts, len_q, head_dim), partial_lse (batch, heads, parts, len_q)    float32
+//   seq_lens (batch) int32, own keys of each request, if these differ: len_kv is then the room for them
 //
 // Three launches. The first two do the same, over the prefix and over each request's own keys: a block has a tile of rows and a chunk
 // of keys, 2,048 of the prefix or 512 own ones, which begins at a multiple of its size. Rows are the heads of a group and queries: row
@@ -11,6 +12,10 @@
 // is read once for up to 128 rows. Of a full tile a warp has 32 rows: every fragment of K and V that is read feeds two products.
 // Each row's output over a chunk goes to HBM with its LSE. In the third launch a warp has a row, and merges what there is of it, the
 // prefix first. So a row has the same bits whatever the batch: warps split rows, and no row's sums depend on another.
+//
+// With a window (WINDOW) or own lengths (LENGTHS) a row has partial results of those chunks only of which it sees a key. A block whose
+// rows see none of its chunk ends at once. A window counts back from a request's last keys, so in the prefix it begins elsewhere for
+// each request of a tile: a block reads the tile from the first key on that any row sees.
 //
 //   SRAM        Q  ROWS x D | K, V  2 x (BC x D) each
 //   registers   of a warp with 16 or 32 rows: O  rows x D and S  rows x BC in float32
@@ -21,11 +26,33 @@
 #include "mma.cuh"
 #include "scores.cuh"
 
+#ifndef WINDOW
+#define WINDOW 0
+#endif
+#ifndef LENGTHS
+#define LENGTHS 0
+#endif
+
+constexpr bool UNEVEN = WINDOW || LENGTHS;     // rows don't have all partial results
 constexpr int TURNS = (HEAD_DIM + 127) / 128;  // a lane has four columns of each 128
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;
 static_assert(FL_DTYPE != 0 && STAGES == 2, "16 bits, and two tiles");
 static_assert(BR % PREFIX_WARP_ROWS == 0 && SUFFIX_ROWS % SUFFIX_WARP_ROWS == 0, "warps share out all rows");
 static_assert(BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
+
+// How many keys a request has of its own: at most len_kv, for which there is room.
+DEVICE int own_keys(const Shape& shape, const int* seq_lens, int request) {
+  if constexpr (!LENGTHS) return shape.len_kv;
+  return min(max(load_global<int>(seq_lens + request), 0), shape.len_kv);
+}
+
+// The first key of the prefix that a query sees, or len_prefix. No sum is beyond 32 bits in this order.
+DEVICE int first_of_prefix(const Shape& shape, int own, int query) {
+  if constexpr (!WINDOW) return 0;
+  return min(max(shape.len_prefix - shape.left + (own - shape.len_q + query), 0), shape.len_prefix);
+}
+
+struct Span { int begin, end; };
 
 // The partial results of a row: of the prefix's chunks, and of its own. Of these there is one even if there are no keys.
 struct Parts {
@@ -36,6 +63,17 @@ struct Parts {
 
   DEVICE long long at(const Shape& shape, int flat_head, int part, int query) const {
     return (static_cast<long long>(flat_head) * all + part) * shape.len_q + query;
+  }
+
+  // Which of them a query has. Own keys are visible from the first one on if any of the prefix is: so there is no gap.
+  DEVICE Span of_query(const Shape& shape, int own_keys, int query) const {
+    if constexpr (!UNEVEN) return {0, all};
+    Shape own = shape;
+    own.len_kv = own_keys;
+    const Keys seen = visible_keys(own, query);
+    const int first = first_of_prefix(shape, own_keys, query);
+    const int end = of_prefix + (seen.first <= seen.last ? seen.last / (SUFFIX_TILES * BC) + 1 : 0);
+    return {first < shape.len_prefix ? first / (PREFIX_TILES * BC) : of_prefix + seen.first / (SUFFIX_TILES * BC), end};
   }
 };
 
@@ -75,17 +113,101 @@ struct Place {
   }
 };
 
+// What a block's request has of its own.
+DEVICE Shape suffix_of(const Shape& shape, const int* seq_lens, int chunks) {
+  Shape own = shape;
+  if constexpr (LENGTHS) own.len_kv = own_keys(shape, seq_lens, Place(shape, shape, SUFFIX_ROWS, chunks).batch);
+  return own;
+}
+
+// Where windows begin in the prefix, for the rows of a tile. Lane n of each warp has the own keys of the tile's request n, of request
+// n + 32, and so on.
+template <int ROWS>
+struct Windows {
+  static constexpr int HELD = ceil_div(ROWS, 32);
+  const Shape& shape;
+  const Row first, last;
+  int own[HELD];
+
+  DEVICE Windows(const Shape& shape, const Place& place, const int* seq_lens)
+      : shape(shape), first(place.at(0)), last(place.at(place.rows - 1)) {
+#pragma unroll
+    for (int n = 0; n < HELD; ++n) {
+      lanes_meet();
+      own[n] = request(n) <= last.request ? own_keys(shape, seq_lens, request(n)) : 0;
+    }
+  }
+
+  DEVICE int request(int n) const { return first.request + 32 * n + lane_id(); }
+
+  // The first key that a row sees.
+  DEVICE int first_key(const Row& row) const {
+    const int place = row.request - first.request;
+    int keys = 0;
+#pragma unroll
+    for (int n = 0; n < HELD; ++n) {
+      const int there = shuffle(own[n], place % 32);
+      if (place / 32 == n) keys = there;
+    }
+    return first_of_prefix(shape, keys, row.query);
+  }
+
+  // The first of the keys that rows see, and the last one at which a window begins.
+  DEVICE Keys begin() const {
+    Keys ends = {shape.len_prefix, 0};
+#pragma unroll
+    for (int n = 0; n < HELD; ++n) {
+      if (request(n) > last.request) continue;
+      ends.first = min(ends.first, first_of_prefix(shape, own[n], request(n) == first.request ? first.query : 0));
+      ends.last = max(ends.last, first_of_prefix(shape, own[n], request(n) == last.request ? last.query : shape.len_q - 1));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      ends.first = min(ends.first, shuffle(ends.first, lane_id() ^ step));
+      ends.last = max(ends.last, shuffle(ends.last, lane_id() ^ step));
+    }
+    return ends;
+  }
+};
+
+// Sets the scores of keys before the first one that a row sees to -INF. `column` is the key of this lane's first column.
+template <int N>
+DEVICE void hide_before(float (&s)[N][4], const int (&first)[2], int column) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (column + 8 * n + e % 2 < first[e / 2]) s[n][e] = -INF;
+}
+
 // A tile of ROWS rows, OF_WARP for each warp, and a chunk of the keys of `own`: the problem that this side is by itself.
 template <int ROWS, int OF_WARP, bool PREFIX>
-DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* partial, float* partial_lse, const Shape& shape,
-                   const Shape& own, int first_part, int chunks) {
+DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, const int* seq_lens, float* partial, float* partial_lse,
+                   const Shape& shape, const Shape& own, int first_part, int chunks) {
   constexpr int THREADS = ROWS / OF_WARP * 32, ROW_FRAGMENTS = OF_WARP / 16;
   using QTile = Tile<ROWS, HEAD_DIM>;
   using WarpTile = Tile<OF_WARP, HEAD_DIM>;
   using KVTile = Tile<BC, HEAD_DIM>;
+  constexpr bool COUNTS_BACK = PREFIX && WINDOW;
   const Place place(shape, own, ROWS, chunks);
-  const Keys tiles = place.tiles(own, PREFIX ? PREFIX_TILES : SUFFIX_TILES);
+  Keys tiles = place.tiles(own, PREFIX ? PREFIX_TILES : SUFFIX_TILES), begin = {};
   const int warp_row = warp_id() * OF_WARP, t = lane_id() % 4;
+  int first[ROW_FRAGMENTS][2];  // where the windows of this lane's rows begin
+  if constexpr (COUNTS_BACK) {
+    // step: load_q (lengths)
+    const Windows<ROWS> windows(shape, place, seq_lens);
+    begin = windows.begin();
+#pragma unroll
+    for (int i = 0; i < ROW_FRAGMENTS; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + 16 * i + 8 * half + lane_id() / 4;
+        first[i][half] = windows.first_key(place.at(row < place.rows ? row : 0));
+      }
+    tiles.first = max(tiles.first, begin.first / BC);
+    if (begin.first >= own.len_kv) tiles.last = tiles.first - 1;
+  }
+  if (UNEVEN && tiles.last < tiles.first) return;  // no row has this part
 
   const QTile q_tile{sram_base()};
   const WarpTile q_rows{q_tile.base + warp_row * QTile::ROW_BYTES};
@@ -122,6 +244,7 @@ DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* par
   const float c = scores.c;
   const int first_query = place.first_row / place.group, last_query = (place.first_row + place.rows - 1) / place.group;
   const int last_full = scores.sign != 1 ? -1 : full_tiles(own, first_query, last_query, BC).last;  // tiles up to it need no mask
+  const int first_full = COUNTS_BACK ? ceil_div(begin.last, BC) : WINDOW ? full_tiles(own, first_query, last_query, BC).first : 0;
   float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {}, m[ROW_FRAGMENTS][2], l[ROW_FRAGMENTS][2] = {};
 #pragma unroll
   for (int i = 0; i < ROW_FRAGMENTS; ++i) m[i][0] = m[i][1] = LOWEST;
@@ -158,12 +281,13 @@ DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* par
       for (int i = 0; i < ROW_FRAGMENTS; ++i) Tanh::apply(s[i], shape.scale / shape.soft_cap);
 
     // step: mask
-    if (j > last_full) {
+    if (j > last_full || (WINDOW && j < first_full)) {
 #pragma unroll
       for (int i = 0; i < ROW_FRAGMENTS; ++i) {
         scores.flip(s[i]);
         const int row = place.first_row + warp_row + 16 * i + lane_id() / 4;
         mask_scores(s[i], own, row, j * BC, 2 * (opaque(lane_id()) % 4), place.group);
+        if constexpr (COUNTS_BACK) hide_before(s[i], first[i], j * BC + 2 * t);
       }
     }
 
@@ -244,36 +368,52 @@ DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* par
     }
 }
 
+#if LENGTHS
+#define OWN_LENGTHS const int *seq_lens,
+#define GIVEN_LENGTHS seq_lens
+#else
+#define OWN_LENGTHS
+#define GIVEN_LENGTHS nullptr
+#endif
+
 extern "C" __global__ void __launch_bounds__(BR / PREFIX_WARP_ROWS * 32)
-cascade_prefix(const Tensor q, const Tensor k_prefix, const Tensor v_prefix, float* partial, float* partial_lse, const Shape shape) {
-  attend<BR, PREFIX_WARP_ROWS, true>(q, k_prefix, v_prefix, partial, partial_lse, shape, prefix_of(shape), 0, Parts(shape).of_prefix);
+cascade_prefix(const Tensor q, const Tensor k_prefix, const Tensor v_prefix, float* partial, float* partial_lse, OWN_LENGTHS
+               const Shape shape) {
+  attend<BR, PREFIX_WARP_ROWS, true>(q, k_prefix, v_prefix, GIVEN_LENGTHS, partial, partial_lse, shape, prefix_of(shape), 0,
+                                     Parts(shape).of_prefix);
 }
 
 extern "C" __global__ void __launch_bounds__(SUFFIX_ROWS / SUFFIX_WARP_ROWS * 32)
-cascade_suffix(const Tensor q, const Tensor k, const Tensor v, float* partial, float* partial_lse, const Shape shape) {
+cascade_suffix(const Tensor q, const Tensor k, const Tensor v, float* partial, float* partial_lse, OWN_LENGTHS const Shape shape) {
   const Parts parts(shape);
-  attend<SUFFIX_ROWS, SUFFIX_WARP_ROWS, false>(q, k, v, partial, partial_lse, shape, shape, parts.of_prefix, parts.all - parts.of_prefix);
+  const int chunks = parts.all - parts.of_prefix;
+  // step: load_q (lengths)
+  const Shape own = suffix_of(shape, GIVEN_LENGTHS, chunks);
+  attend<SUFFIX_ROWS, SUFFIX_WARP_ROWS, false>(q, k, v, GIVEN_LENGTHS, partial, partial_lse, shape, own, parts.of_prefix, chunks);
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-cascade_merge(const float* partial, const float* partial_lse, const float* sinks, const Tensor out, float* lse, const Shape shape) {
+cascade_merge(const float* partial, const float* partial_lse, const float* sinks, const Tensor out, float* lse, OWN_LENGTHS
+              const Shape shape) {
   constexpr int AHEAD = 8 / TURNS;  // partial results that are asked for at once
   const int flat_head = blockIdx.x / shape.len_q, query = blockIdx.x % shape.len_q, head = flat_head % shape.heads;
   const Parts parts(shape);
+  // step: load_part (lengths)
+  const Span has = parts.of_query(shape, own_keys(shape, GIVEN_LENGTHS, flat_head / shape.heads), query);
   float4 o[TURNS];
   float m = LOWEST, l = 0;
 #pragma unroll
   for (int turn = 0; turn < TURNS; ++turn) o[turn] = make_float4(0, 0, 0, 0);
 
 #pragma unroll 1
-  for (int first = 0; first < parts.all; first += AHEAD) {
+  for (int first = has.begin; first < has.end; first += AHEAD) {
     // step: load_part
     float4 x[AHEAD][TURNS];
     float weight[AHEAD];
 #pragma unroll
     for (int n = 0; n < AHEAD; ++n) {
       const long long at = parts.at(shape, flat_head, first + n, query);
-      const bool is_there = first + n < parts.all;
+      const bool is_there = first + n < has.end;
       weight[n] = is_there ? load_global<float>(partial_lse + at) : -INF;
 #pragma unroll
       for (int turn = 0; turn < TURNS; ++turn) {

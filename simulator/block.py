@@ -19,7 +19,7 @@ from simulator.errors import SramOverflow, UsageError
 from simulator.philox import random_bytes
 from simulator.problem import WIDTH, Problem, Walk, round_up
 from simulator.registers import Registers
-from simulator.tensors import HbmTensor, SramTile
+from simulator.tensors import Batches, HbmTensor, SramTile
 
 if TYPE_CHECKING:
     from simulator.machine import Machine
@@ -32,8 +32,9 @@ Rows = int | np.ndarray[Any, np.dtype[np.int64]]
 class Block:
     """One thread block, as a tile program sees it.
 
-    `i` is its row tile, and `j` its key tile where the grid has key tiles. `walk` is what the launch gave it to walk over.
-    Operations take tile indices: `block.load(k, j, 64)` loads rows `64 j … 64 j + 63` of k.
+    `i` is its row tile, and `j` its key tile where the grid has key tiles. `walk` is what the launch gave it to walk over. `keys`
+    is how many keys its batch has, where the launch said so. Operations take tile indices: `block.load(k, j, 64)` loads
+    rows `64 j … 64 j + 63` of k.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -50,10 +51,11 @@ class Block:
     """
 
     def __init__(
-        self, machine: Machine, i: Rows, j: int, walk: Walk, warps: int, readers: int, lead: tuple[int, int, int]
-    ) -> None:
+        self, machine: Machine, i: Rows, j: int, walk: Walk, warps: int, readers: int, lead: tuple[int, int, int],
+        batches: Batches | None = None, keys: int = 0,
+    ) -> None:  # fmt: skip
         self._m, self.i, self.j, self.walk, self.warps, self.readers = machine, i, j, walk, warps, readers
-        self._lead = lead
+        self._lead, self._batches, self.keys = lead, batches, keys
         self._heads = heads = math.prod(lead)
         self._step = ""
         self._sram: dict[str, int] = {}
@@ -169,6 +171,7 @@ class Block:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written."""
         misuse.tensor("block.store(tensor, registers, i, rows)", tensor)
         misuse.operand("block.store's second operand", x, Registers, "registers")
+        tensor = self._own(tensor)
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_write=nbytes)
         if self._m.data and last > first:
@@ -182,6 +185,7 @@ class Block:
         self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None
     ) -> None:
         """Add registers to float32 values in HBM by atomics. Every lane's bytes count. Blocks that collide add up."""
+        tensor = self._own(tensor)
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_atomic=nbytes)
         if self._m.data and last > first:
@@ -329,16 +333,22 @@ class Block:
             rows, cols, f(*(x.array if isinstance(x, Registers) else np.float32(x) for x in operands))
         )
 
-    def mask(self, s: Registers, i: Rows, j: Rows, *, group: int = 1, of: Problem | None = None) -> Registers:
+    def mask(
+        self, s: Registers, i: Rows, j: Rows, *, group: int = 1, of: Problem | None = None,
+        aligned: Callable[[Array], Array] | None = None,
+    ) -> Registers:  # fmt: skip
         """Tile (i, j) of S, with -inf outside the mask and beyond the last key.
 
         `group` is how many rows of S belong to one query: with packed heads, the query heads per KV head. `of` is the problem
-        whose queries and keys these are, where they are a part of the machine's.
+        whose queries and keys these are, where they are a part of the machine's. `aligned` tells the keys that some of its queries
+        are aligned with, where their numbers don't.
         """
         p = of or self._m.problem
         if s.values is None:
             return s
         rows, keys = self._places((s.rows, s.cols), i, j, group, p)
+        if aligned is not None:
+            rows = aligned(np.minimum(rows - p.offset, p.len_q - 1))
         if (
             keys.max() < p.len_kv
             and (p.right is None or keys.max() <= rows.min() + p.right)
@@ -492,6 +502,10 @@ class Block:
         tiles = np.broadcast_to(values, (*lead, blocks, rows, x.cols))
         return tiles.reshape(*lead, blocks * rows, x.cols)
 
+    def _own(self, tensor: HbmTensor) -> HbmTensor:
+        """What the block's batches have of an array."""
+        return tensor if self._batches is None else self._m.of_share(tensor, self._batches, self.keys)
+
     def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, way: str) -> tuple[int, int, int]:
         """First row inside the problem, the row after the last one, and the bytes that all heads request there."""
         spec = tensor.spec
@@ -534,6 +548,7 @@ class Block:
 
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
         """The bytes requested, and the values. Rows outside the problem are filled, columns outside are left out."""
+        tensor = self._own(tensor)
         first, last, nbytes = self._extent(tensor, i, rows, j, cols, "read")
         if not self._m.data:
             return nbytes, None

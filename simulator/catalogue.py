@@ -277,6 +277,20 @@ def _paged(scales: bool, drafts: bool) -> Kernel:
     )
 
 
+def _cascade(*, lengths: bool) -> tuple[Kernel, ...]:
+    """The launches of cascade, with own lengths of the requests or without."""
+    entries = {
+        "prefix": ("q", "k_prefix", "v_prefix", "partial", "partial_lse"),
+        "suffix": ("q", "k", "v", "partial", "partial_lse"),
+        "merge": ("partial", "partial_lse", "sinks", "out", "lse"),
+    }
+    own = ("seq_lens",) * lengths
+    return tuple(
+        Kernel("cascade", f"cascade_{entry}", (*each, *own), when=lambda p: (p.lengths is not None) == lengths)
+        for entry, each in entries.items()
+    )
+
+
 def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
     """The launches of the backward pass for Hopper. If it `waits`, the blocks of the main one take turns."""
     file, arch = "flash3_backward", "sm_90a"
@@ -400,10 +414,8 @@ CATALOGUE = {
         ),
         Algorithm(
             "cascade", cascade, cascade_formula.cascade, None,
-            (Kernel("cascade", "cascade_prefix", ("q", "k_prefix", "v_prefix", "partial", "partial_lse")),
-             Kernel("cascade", "cascade_suffix", ("q", "k", "v", "partial", "partial_lse")),
-             Kernel("cascade", "cascade_merge", ("partial", "partial_lse", "sinks", "out", "lse"))),
-            Support(dtypes=("float16", "bfloat16"), least=(8, 0), masks=("causal", "scale", "soft_cap", "sinks"),
+            (*_cascade(lengths=False), *_cascade(lengths=True)),
+            Support(dtypes=("float16", "bfloat16"), least=(8, 0), masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"),
                     tile=cascade_program.accepts, tiles=(None, Tile(16, 16), Tile(32, 32)), instead=None),
             about=cascade_program.ABOUT, follows="flash_decoding",
         ),

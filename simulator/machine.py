@@ -34,9 +34,11 @@ from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import Problem, Walk
 from simulator.representatives import MOST_STEPS, Cost, Intervals, Representatives, united
-from simulator.tensors import HbmTensor
+from simulator.tensors import Batches, HbmTensor
 from simulator.trace import Recorder
 
+Own = Mapping[int, tuple[Batches, Callable[..., Walk]]]
+"""Of each number of keys: the batches that have so many, and what their blocks walk over."""
 _WORK = ("flops_matmul", "flops_other", "exp")  # what a page has beside its ledger that adds up
 # elements of S over all blocks of a lockstep group: enough for large matrix products, few enough for the CPU's cache
 _LOCKSTEP_ELEMENTS = 1 << 18
@@ -75,6 +77,7 @@ class Machine:
         self._given = data or {}
         self.values: dict[str, Array] = {}
         self._leads: dict[str, tuple[int, int, int]] = {}
+        self._axes = {operand.name: operand.axes for operand in operation.taken(problem)}
         self._touched: defaultdict[_Touched, set[tuple[int, int, int, int]]] = defaultdict(set)
         for operand in operation.taken(problem):  # they are in HBM, even if no block reads them
             self.book.tensor(operand.spec(problem, config.tile, "input"))
@@ -109,10 +112,11 @@ class Machine:
 
         Row `i * group + g` is query i of head g, where `group` is the number of query heads per KV head. This is for
         launches with one block per KV head, as in decoding. `block.mask` needs to know: pass it `group=group`. With `together`,
-        the rows of all batches follow one another, (1, kv_heads, batch * len_q * group, cols), for keys that all share.
+        the rows of all batches follow one another, (1, kv_heads, batch * len_q * group, cols), for keys that all share. So
+        a vector has the numbers of all batches one below the other.
         """
-        group, spec = self.problem.queries_per_kv, tensor.spec
-        batches = self.problem.batch if together else 1
+        (batches, _, group), spec = self._leads[tensor.name], tensor.spec
+        batches = batches if together else 1
         rows, heads = spec.rows * group * batches, spec.heads // (group * batches)
         return HbmTensor(replace(spec, heads=heads, rows=rows), group=group, together=together)
 
@@ -173,6 +177,7 @@ class Machine:
         of: HbmTensor | None = None,
         along: str = "len_q",
         across: int = 0,
+        own: Own | None = None,
     ) -> Iterator[Block]:
         """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`).
 
@@ -180,14 +185,19 @@ class Machine:
         block (i, j) loops over, for instance the key tiles that the mask leaves. Blocks with equal walks share a
         group. `readers` is how many read an operand that is not split: the warps, or the warpgroups if those multiply.
         Nothing is launched if the operation has nothing to write. `along` and `across` say how blocks of a ragged batch lie
-        (`LaunchCounts`). Raises `UsageError` for fewer than one warp.
+        (`LaunchCounts`). If batches have different numbers of keys, `own` says for each number which ones they are, and what these
+        walk over. Of arrays with an axis `len_kv`, their blocks see so many rows. Raises `UsageError` for fewer than one warp.
         """
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         heads = math.prod(lead)
         warps = integer("warps", warps, 1)
         rows, cols = integer("rows", rows, 0), integer("cols", cols, 0)
         rows = 0 if self.operation.idle(self.problem) else rows
-        row_walk = walk if cols == 1 else None  # blocks of a row in different columns don't walk alike
+        shares = (
+            [_Share(walk)] if own is None else [_Share(walk, keys, batches) for keys, (batches, walk) in own.items()]
+        )
+        # blocks of a row in different columns don't walk alike, and nor do those of other batches
+        row_walk = shares[0].walk if cols == 1 and len(shares) == 1 else None
         together = self.config.heads_together
         shared = of is not None and any(
             x.name == of.name and {"heads", "kv_heads"}.isdisjoint(x.axes) for x in self.operation.taken(self.problem)
@@ -196,27 +206,34 @@ class Machine:
             name, rows * cols * heads, warps, together, walk=row_walk, along=along, across=across, shared=shared, cols=cols
         )  # fmt: skip
         self._touched.clear()
-        walks = _walks(walk, rows, cols)
         most = rows  # blocks per lockstep group: on shapes alone a group costs the same at any size
         if self.data:
             most = max(1, _LOCKSTEP_ELEMENTS // (self.heads * self.tile.rows * self.tile.cols))
         if self.recorder:
             self.recorder.launch(name)
             most = 1
+        for share in shares:
+            walks = _walks(share.walk, rows, cols)
+            alone = lead if share.batches is None else (len(share.batches), *lead[1:])
 
-        def in_lockstep(start: int, stop: int) -> Iterator[Block]:
-            for j in range(cols):
-                block = Block(self, np.arange(start, stop), j, walks[start][j], warps, readers or warps, lead)
-                if self.recorder:
-                    self.recorder.block(block)
-                yield block
+            def in_lockstep(
+                start: int, stop: int, share: _Share = share, walks: list[tuple[Walk, ...]] = walks, lead: _Lead = alone
+            ) -> Iterator[Block]:
+                for j in range(cols):
+                    block = Block(
+                        self, np.arange(start, stop), j, walks[start][j], warps, readers or warps, lead, share.batches, share.keys
+                    )  # fmt: skip
+                    if self.recorder:
+                        self.recorder.block(block)
+                    yield block
 
-        groups = _groups(walks, most)
-        if self._infer and _steps(walks, groups) > MOST_STEPS and all(type(w) is range for row in walks for w in row):
-            yield from self._inferred(walks, in_lockstep)
-        else:
-            for start, stop in groups:
-                yield from in_lockstep(start, stop)
+            groups = _groups(walks, most)
+            inferred = self._infer and len(shares) == 1 and _steps(walks, groups) > MOST_STEPS
+            if inferred and all(type(w) is range for row in walks for w in row):
+                yield from self._inferred(walks, in_lockstep)
+            else:
+                for start, stop in groups:
+                    yield from in_lockstep(start, stop)
         if self.recorder:
             self.recorder.end()
         self._close_launch()
@@ -260,16 +277,27 @@ class Machine:
     def touch(self, tensor: HbmTensor, way: str, rectangle: tuple[int, int, int, int]) -> None:
         """Note a rectangle (first row, end row, first byte, end byte) that a launch reaches in each head."""
         heads = tensor.spec.heads if tensor.member is None else tensor.spec.heads // self.problem.queries_per_kv
-        self._touched[_Touched(tensor.name, way, tensor.member, tensor.plane, heads)].add(rectangle)
+        self._touched[_Touched(tensor.name, way, tensor.member, tensor.plane, heads, tensor.batches)].add(rectangle)
 
     def lead(self, tensor: HbmTensor) -> tuple[int, int, int]:
         """How many batches, KV heads and query heads per group a handle has. It is 1 where all blocks share one."""
         batch, kv_heads, group = self._leads[tensor.name]
+        batch = batch if tensor.batches is None else len(tensor.batches)
         return 1 if tensor.together else batch, kv_heads, 1 if tensor.group or tensor.member is not None else group
+
+    def of_share(self, tensor: HbmTensor, batches: Batches, keys: int) -> HbmTensor:
+        """What blocks of some batches see of an array: what each of these has, and of rows of `len_kv` so many."""
+        batch = self._leads[tensor.name][0]
+        rows = keys if "len_kv" in self._axes.get(tensor.name, ()) else tensor.spec.rows
+        if tensor.together or (batch in (1, len(batches)) and rows == tensor.spec.rows):
+            return tensor
+        return tensor.of_batches(batches, batch, rows)
 
     def read(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int) -> Array:
         """The values in rows first:last and columns start:stop, (batch, kv_head, query_in_group, rows, cols)."""
         values = self._plane(tensor)
+        if tensor.batches is not None:
+            values = values[list(tensor.batches)]
         if tensor.table is not None:
             size, rows = self.problem.page_size or 1, np.arange(first, last)
             pages = self.values[tensor.table.name].reshape(-1)[rows // size].astype(np.int64)
@@ -285,6 +313,15 @@ class Machine:
     def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
         """Put values into rows first:last and columns start:stop."""
         values = self._plane(tensor)
+        if tensor.batches is not None:
+            whole, values = values, values[list(tensor.batches)]
+            self._put(tensor, values, first, last, start, stop, x)
+            whole[list(tensor.batches)] = values
+        else:
+            self._put(tensor, values, first, last, start, stop, x)
+
+    @staticmethod
+    def _put(tensor: HbmTensor, values: Array, first: int, last: int, start: int, stop: int, x: Array) -> None:
         if tensor.together:
             batch, row, member = _apart(values, tensor, first, last)
             values[batch, :, member, row, start:stop] = x[0, :, 0].swapaxes(0, 1)
@@ -371,13 +408,25 @@ class Stopped(Exception):
 
 
 class _Touched(NamedTuple):
-    """Which part of a tensor a launch reaches: all its heads or one of each group (`member`), and which plane."""
+    """Which part of a tensor a launch reaches: all its heads or one of each group (`member`), which plane, and of which batches."""
 
     name: str
     way: str
     member: int | None
     plane: int
     heads: int
+    batches: Batches | None
+
+
+_Lead = tuple[int, int, int]
+
+
+class _Share(NamedTuple):
+    """Blocks of a launch that may run in lockstep: their walks, how many keys their batches have, and which ones these are."""
+
+    walk: Callable[..., Walk] | None
+    keys: int = 0
+    batches: Batches | None = None
 
 
 def _groups(walks: Sequence[tuple[Walk, ...]], most: int) -> list[tuple[int, int]]:

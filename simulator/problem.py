@@ -162,7 +162,10 @@ class Problem:
     j-th draft, key `len_kv - len_q + j`. Earlier keys are visible. As under a `mask`, `causal` and `window` hide what they hide.
 
     With a `len_prefix`, all requests of the batch begin with the same keys, which operands `k_prefix` and `v_prefix` hold once.
-    `len_kv` are then the keys that each request has of its own. Every query sees the whole prefix: `causal` is about own keys.
+    `len_kv` are then the keys that each request has of its own. If requests have different ones, `lengths` say how many, a pair a
+    request, and `len_kv` is the most that there is room for. Query i sits at key `len_prefix + n - len_q + i` of a request with n
+    own keys, and what is visible left of that reaches into the prefix. `causal`, and what is visible to the right, is about own
+    keys: all of the prefix comes before them.
 
     Raises `UsageError` naming the field for anything out of range.
 
@@ -296,8 +299,8 @@ class Problem:
             raise UsageError("block_size", self.block_size, "a pair (queries, keys), each an integer of at least 1")
         if self.mask != "blocks" and self.block_size != FIELDS["block_size"].left_out(self):
             raise UsageError("block_size", self.block_size, "nothing: only a mask of blocks has them")
-        if self.len_prefix is not None and self.apart:
-            raise UsageError("len_prefix", self.len_prefix, "None with lengths or a page_size")
+        if self.len_prefix is not None and self.page_size is not None:
+            raise UsageError("len_prefix", self.len_prefix, "None with a page_size")
         if self.lengths is None and self.__dict__["len_q"] is None:
             raise UsageError("len_q", None, "an integer of at least 0, or lengths")
         if self.chunk is not None and (self.chunk % CHUNKS_OF or self.chunk > MOST_OF_CHUNK):
@@ -306,12 +309,14 @@ class Problem:
             raise UsageError("drafts", True, "False without a page_size")
         if self.drafts and self.len_q > MOST_DRAFTS:
             raise UsageError("len_q", self.len_q, f"at most {MOST_DRAFTS} with drafts: a word has as many bits")
-        if self.page_size is not None:
-            self._check_requests()
-        elif self.pages:
+        if self.page_size is None and self.pages:
             raise UsageError("pages", self.pages, "None without a page_size")
-        elif self.lengths is not None:
+        if self.page_size is not None and self.batch > MOST_REQUESTS:
+            raise UsageError("batch", self.batch, f"at most {MOST_REQUESTS:,} requests with a page_size")
+        if self.ragged:
             self._check_ragged()
+        elif self.lengths is not None:
+            self._check_requests()
 
     def _check_ragged(self) -> None:
         if self.mask == "blocks":
@@ -326,10 +331,6 @@ class Problem:
                 raise UsageError("lengths", Said(f"{total:,} {words} in all"), f"{getattr(self, name):,}, the {name}")
 
     def _check_requests(self) -> None:
-        if self.batch > MOST_REQUESTS:
-            raise UsageError("batch", self.batch, f"at most {MOST_REQUESTS:,} requests with a page_size")
-        if self.lengths is None:
-            return
         if len(self._lengths) != self.batch:
             raise UsageError("lengths", Said(f"{len(self._lengths):,} requests"), f"{self.batch:,}, the batch")
         for i, (queries, keys) in enumerate(self._lengths):
@@ -432,15 +433,25 @@ class Problem:
         pages = None if self.page_size is None else self.pages
         return self.replace(batch=1, lengths=((queries, keys),), len_q=queries, len_kv=keys, pages=pages)
 
+    def requests(self, places: Sequence[int]) -> Self:
+        """Some of the requests of a batch, in this order. They have as much room for keys as all have.
+
+        >>> p = Problem(batch=2, heads=8, lengths=[(1, 4), (1, 9)], len_prefix=100, head_dim=64, dtype="float16")
+        >>> p.requests([0]).seq_lens, p.requests([0]).len_kv
+        ((4,), 9)
+        """
+        lengths = None if self.lengths is None else [self._lengths[b] for b in places]
+        return self.replace(batch=len(places), lengths=lengths, len_kv=self.len_kv)
+
     @property
     def ragged(self) -> bool:
         """Do sequences lie one behind the other in the rows of a batch of 1?"""
-        return self.lengths is not None and self.page_size is None
+        return self.lengths is not None and self.page_size is None and self.len_prefix is None
 
     @property
     def apart(self) -> bool:
         """Is it computed and counted sequence by sequence?"""
-        return self.lengths is not None or self.page_size is not None
+        return self.ragged or self.page_size is not None
 
     @property
     def gathered(self) -> Self:
@@ -456,7 +467,7 @@ class Problem:
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
-        """The keys of each request of a batch in pages."""
+        """The keys of each request of a batch in pages. With a prefix, those that it has of its own."""
         return tuple(keys for _, keys in self._lengths) if self.lengths is not None else (self.len_kv,) * self.batch
 
     @property

@@ -338,7 +338,7 @@ def trace_size(
 
 def _head_of(problem: Problem, batch: int) -> Problem:
     """One head of a batch as a problem of its own."""
-    one = problem.sequences[batch] if problem.page_size else problem.replace(batch=1)
+    one = problem.sequences[batch] if problem.page_size else problem.requests([batch])
     return one.replace(heads=1, kv_heads=None)
 
 

@@ -20,6 +20,10 @@ def no_operator_multiplies() -> UsageError:
     return UsageError("a @ b", Said("a product of tiles"), 'block.matmul(a, b, split=("rows", "none"))')
 
 
+Batches = tuple[int, ...] | range
+"""Some of the batches."""
+
+
 class _Stored:
     """What lies in HBM or in SRAM. A block computes with registers only, and `_brought` says how values get there."""
 
@@ -44,7 +48,7 @@ class HbmTensor(_Stored):
     `rows` and `cols` are its shape per head, and `dtype` is its storage dtype. `head(g)` is a handle to one query head
     of each group. `at(…)` is a handle to one plane of a workspace that has `axes`. Rows of a handle with a `table` lie in pages.
     `group` says how many heads are rows, and `together` whether those of all batches are. Of a handle to `firsts` each row is the
-    first one of `every` so many.
+    first one of `every` so many. A handle `of_batches` has some of the batches.
 
     >>> from flashlab import HbmTensor, Spec
     >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
@@ -56,10 +60,10 @@ class HbmTensor(_Stored):
 
     def __init__(
         self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None,
-        together: bool = False, every: int = 1,
+        together: bool = False, every: int = 1, batches: Batches | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.member, self.plane, self.group, self.table = spec, member, plane, group, table
-        self.together, self.every = together, every
+        self.together, self.every, self.batches = together, every, batches
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
 
     def head(self, g: int) -> HbmTensor:
@@ -74,6 +78,11 @@ class HbmTensor(_Stored):
     def firsts(self, rows: int) -> HbmTensor:
         """A handle to the first row of each tile of so many rows: where a vector has one value for a tile, it lies there."""
         return HbmTensor(replace(self.spec, rows=-(-self.spec.rows // rows)), self.member, self.plane, every=rows)
+
+    def of_batches(self, batches: Batches, of: int, rows: int) -> HbmTensor:
+        """A handle to the first rows of some batches, of so many."""
+        spec = replace(self.spec, heads=self.spec.heads // of * len(batches), rows=min(rows, self.spec.rows))
+        return HbmTensor(spec, self.member, self.plane, self.group, self.table, self.together, self.every, batches)
 
     def at(self, **where: int) -> HbmTensor:
         """A handle to one plane of a workspace that has `axes`: `partial.at(splits=3)`.

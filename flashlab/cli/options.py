@@ -132,6 +132,8 @@ class ProblemOptions:
             only["len_q"] = None  # it follows
             if row and row.operation.in_pages:
                 only |= {"batch": len(self.given["lengths"]), "page_size": PAGE_SIZE}
+            if row and row.operation.shares_prefix:
+                only |= {"batch": len(self.given["lengths"]), "len_prefix": DEFAULTS["len_q"]}
         posed = Problem(**{**DEFAULTS, **only, **self.given})
         if row is None:
             return posed

@@ -21,6 +21,7 @@ from flashlab.lessons.rules import Did
 from simulator import Block, HbmTensor, Machine, Registers, SramTile, UsageError
 from simulator.block import Rows, Split
 from simulator.dtypes import Array, round_to
+from simulator.machine import Own
 from simulator.problem import Walk
 
 _SIMULATOR = Path(simulator.machine.__file__).parent
@@ -289,6 +290,7 @@ class WatchedMachine(Machine):
         of: HbmTensor | None = None,
         along: str = "len_q",
         across: int = 0,
+        own: Own | None = None,
     ) -> Iterator[Block]:
         frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         while frame is not None:
@@ -296,7 +298,16 @@ class WatchedMachine(Machine):
                 raise Shortcut(f"it calls the library's own program {Path(frame.f_code.co_filename).stem}")
             frame = frame.f_back
         blocks = super().launch(
-            name, warps=warps, rows=rows, cols=cols, walk=walk, readers=readers, of=of, along=along, across=across
+            name,
+            warps=warps,
+            rows=rows,
+            cols=cols,
+            walk=walk,
+            readers=readers,
+            of=of,
+            along=along,
+            across=across,
+            own=own,
         )
         return self._watched(blocks)
 

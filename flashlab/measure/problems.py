@@ -74,6 +74,21 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
                 "wide-heads": {"batch": 3, "heads": 4, "len_q": 2, "len_kv": 99, "len_prefix": 600, "head_dim": 256},
                 "odd-rows": {"batch": 3, "heads": 6, "len_q": 1, "len_kv": 0, "len_prefix": 799, "head_dim": 40},
                 "no-prefix": {"batch": 3, "heads": 2, "len_q": 3, "len_kv": 600, "len_prefix": 0},
+                "window": {"batch": 7, "heads": 8, "len_q": 3, "len_kv": 90, "len_prefix": 4500, "window": (900, 1)},
+                "own-lengths": {
+                    "batch": 5,
+                    "heads": 8,
+                    "lengths": [(2, n) for n in (700, 0, 1, 513, 90)],
+                    "len_kv": 1100,
+                    "len_prefix": 2999,
+                },
+                "own-lengths window": {
+                    "batch": 40,
+                    "heads": 8,
+                    "lengths": [(1, 37 * n) for n in range(40)],
+                    "len_prefix": 2999,
+                    "window": (800, 0),
+                },
             }.items(),
         )
     }

@@ -241,10 +241,17 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     }
     shared: dict[str, Any] = {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 3, "head_dim": 64}
     prefixes: dict[str, dict[str, Any]] = {
-        **plain,
+        **{name: shape for name, shape in plain.items() if "lengths" not in shape},
         "chunks, causal": {**shared, "len_kv": 70, "len_prefix": 2100, "causal": True},
         "no prefix, sinks": {**shared, "len_kv": 600, "len_prefix": 0, "sinks": True},
         "no own keys": {**shared, "len_kv": 0, "len_prefix": 99},
+        "own lengths, window": {
+            **shared,
+            "len_q": None,
+            "lengths": [(3, n) for n in (700, 0, 2, 97, 16)],
+            "len_prefix": 2100,
+            "window": (200, 0),
+        },
     }
 
     def posed(algorithm: str) -> Iterable[tuple[str, Problem]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.operations.cascade import alike
 from simulator.problem import Problem, Tile
-from simulator.programs.cascade import parts, splits, sram_bytes, warps
+from simulator.programs.cascade import own_splits, parts, parts_seen, splits, sram_bytes, uneven, warps
 from simulator.programs.flash_decoding import Splits
 
 
 def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
     """Per KV head, with R rows (queries of all requests times heads of a group), a prefix of n keys and m own keys each: it reads
-    2nd of the prefix for each tile of up to 128 rows, and 2md of each request's own.
+    2nd of the prefix for each tile of up to 128 rows, and 2md of each request's own. With a window, n and m are what a tile's rows
+    see of them.
 
     Each chunk of keys, 2,048 of the prefix or 512 own ones, reads its rows' queries, and writes d + 1 float32 a row. The merge
     reads these.
@@ -24,19 +28,31 @@ def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bo
     if lse:
         book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     prefix, suffix = splits(p, tile)
+    of_keys = [own_splits(p, tile, n, len(requests)) for n, requests in alike(p).items()]
     for s, launch, names, n in (
         (prefix, "cascade_prefix", ("k_prefix", "v_prefix"), of_prefix),
         (suffix, "cascade_suffix", ("k", "v"), of_suffix),
     ):
-        blocks = s.problem.batch * p.kv_heads * s.row_tiles * n
-        book.launch(launch, blocks, warps(s), config.heads_together, sram_bytes(p, s.tile))
-        _count_side(book, s, *names, n)
+        w, blocks = warps(s), s.problem.batch * p.kv_heads * s.row_tiles * n
+        book.launch(launch, blocks, w, config.heads_together, sram_bytes(p, s.tile))
+        for alone in of_keys if s is suffix else [prefix]:
+            _count_side(book, alone, *names, n, every=not uneven(p))
+        if s is suffix:
+            _count_lengths(book, p, "load_q", blocks * w)
+        elif p.left is not None:
+            first, end = prefix.requests(np.arange(prefix.row_tiles))
+            _count_lengths(book, p, "load_q", int((end - first).sum()) * p.kv_heads * n * w)
 
-    rows, n = heads * p.len_q, of_prefix + of_suffix
+    rows = heads * p.len_q
     book.launch("cascade_merge", rows, 1, config.heads_together, 0)
+    _count_lengths(book, p, "load_part", rows)
+    merged = rows * (of_prefix + of_suffix)
+    if uneven(p):
+        seen = ((parts_seen(p, tile, np.arange(p.len_q), n), len(requests)) for n, requests in alike(p).items())
+        merged = p.heads * sum(int((end - begin).sum()) * requests for (begin, end), requests in seen)
     for spec in (partial, partial_lse):
-        book.add("load_part", spec.name, hbm_read=spec.nbytes)
-        book.distinct(spec.name, "read", spec.nbytes)
+        book.add("load_part", spec.name, hbm_read=merged * spec.row_bytes)
+        book.distinct(spec.name, "read", merged * spec.row_bytes)
     if p.sinks:
         book.add("normalize", "sinks", hbm_read=4 * rows)
         book.distinct("sinks", "read", 4 * p.heads * (rows > 0))
@@ -45,27 +61,32 @@ def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bo
         book.distinct(name, "write", t[name].nbytes)
     d, sinks = p.head_dim_v, int(p.sinks)
     book.compute(
-        other=rows * (n * (3 * d + 5) + sinks * (d + 5) + d + 2 * lse),
-        exp=rows * 2 * (n + sinks),
+        other=merged * (3 * d + 5) + rows * (sinks * (d + 5) + d + 2 * lse),
+        exp=2 * (merged + rows * sinks),
     )
 
 
-def _count_side(book: Book, s: Splits, k: str, v: str, parts: int) -> None:
-    """One side's launch: all chunks of its keys, for all of its rows."""
+def _count_lengths(book: Book, problem: Problem, step: str, times: int) -> None:
+    """That a length is read so many times, if requests have their own."""
+    if problem.lengths is not None and times:
+        book.add(step, "seq_lens", hbm_read=4 * times)
+        book.distinct("seq_lens", "read", 4 * problem.batch)
+
+
+def _count_side(book: Book, s: Splits, k: str, v: str, parts: int, *, every: bool) -> None:
+    """One side's launch: all chunks of its keys, for all of its rows. If not `every` block writes a partial result, those do whose
+    rows see a key."""
     p, tile, t, es, d = s.problem, s.tile, book.tensors, s.problem.itemsize, s.problem.head_dim_v
     heads, rows, cols, w = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols), warps(s)
     q_tile, k_tile, v_tile = rows * padded(p.head_dim) * es, cols * padded(p.head_dim) * es, cols * padded(d) * es
-    blocks = heads * s.row_tiles * parts
-
-    units = tiles = most = 0
-    for inside, _, stop in s.spans():
-        chunks = -(-stop // s.chunk)  # of which these rows see a key; there is no window, so they see the first
-        units, tiles, most = (
-            units + heads * int(chunks.sum()),
-            tiles + heads * int(stop.sum()),
-            max(most, int(stop.max())),
-        )
-        keys = (stop * tile.cols).clip(max=p.len_kv)
+    units = tiles = written = most = 0
+    least = p.len_kv
+    for inside, start, stop in s.spans():
+        chunks = -(-stop // s.chunk) - start // s.chunk  # of which these rows see a key
+        units, tiles = units + heads * int(chunks.sum()), tiles + heads * int((stop - start).sum())
+        written += heads * int((chunks * inside).sum())
+        most, least = max(most, int(stop.max())), min(least, int(np.where(stop > 0, start, least).min()))
+        keys = (stop * tile.cols).clip(max=p.len_kv) - start * tile.cols
         book.add("load_q", "q", hbm_read=heads * int((chunks * inside).sum()) * t["q"].row_bytes)
         book.distinct("q", "read", heads * int(inside[stop > 0].sum()) * t["q"].row_bytes)
         for step, name in (("load_k", k), ("load_v", v)):
@@ -75,11 +96,15 @@ def _count_side(book: Book, s: Splits, k: str, v: str, parts: int) -> None:
     for name, load, use, size in ((k, "load_k", "scores", k_tile), (v, "load_v", "output", v_tile)):
         book.add(load, name, sram_write=tiles * size)
         book.add(use, name, sram_read=tiles * w * size)
-        book.distinct(name, "read", heads * min(most * tile.cols, p.len_kv) * t[name].row_bytes)
+        book.distinct(
+            name, "read", heads * max(0, min(most * tile.cols, p.len_kv) - least * tile.cols) * t[name].row_bytes
+        )
+    blocks = units
+    if every:
+        blocks, written = heads * s.row_tiles * parts, heads * s.rows * parts
     for name in ("partial", "partial_lse"):
-        written = heads * s.rows * parts * t[name].row_bytes
-        book.add("store_part", name, hbm_write=written)
-        book.distinct(name, "write", written)
+        book.add("store_part", name, hbm_write=written * t[name].row_bytes)
+        book.distinct(name, "write", written * t[name].row_bytes)
 
     square, column, output = tile.rows * tile.cols, tile.rows, tile.rows * d
     passes = (

@@ -1,13 +1,15 @@
 """Attention of requests that begin with the same keys: a system prompt, say. Its operands, and a judge that repeats the prefix.
 
-`k_prefix` and `v_prefix` hold the prefix once. k and v hold what each request has of its own, the suffix. Every query sees all of
-the prefix. A causal mask is about the suffix, where it is aligned bottom-right: as the prefix comes first, that is causal attention
-over both, unless a request has fewer keys of its own than queries.
+`k_prefix` and `v_prefix` hold the prefix once. k and v hold what each request has of its own, the suffix. Of how many rows of these
+are a request's, `seq_lens` tell, if requests have different ones. Masks are aligned bottom-right in the suffix: query i sits at own
+key n - len_q + i of n. A window counts back from there, on into the prefix. A causal mask, and what is visible to the right, is
+about own keys. As the prefix comes first, that is attention over both, unless a request has fewer keys of its own than queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import Problem, Tile
+from simulator.tensors import Batches
 
 
 class Shared(Operand):
@@ -29,7 +32,8 @@ class Shared(Operand):
 
 
 class Sides(NamedTuple):
-    """The two parts of the keys, each as a plain problem. To the prefix, the queries of all requests are those of one."""
+    """The two parts of the keys, each as a plain problem. To the prefix, the queries of all requests are those of one. Where a
+    window begins there, `first_keys` tells. Of own keys there are as many as there is room for."""
 
     prefix: Problem
     suffix: Problem
@@ -42,9 +46,51 @@ class Sides(NamedTuple):
         >>> [(side.batch, side.len_q, side.len_kv) for side in Sides.of(p)]
         [(1, 6, 1000), (3, 2, 50)]
         """
-        plain = problem.replace(len_prefix=None, len_kv=problem.len_kv)
-        every = {"batch": 1, "len_q": problem.batch * problem.len_q, "len_kv": problem.len_prefix or 0}
-        return cls(plain.replace(**every, causal=False), plain)
+        p = problem
+        plain = p.replace(len_prefix=None, lengths=None, len_q=p.len_q, len_kv=p.len_kv)
+        every = {"batch": 1, "len_q": p.batch * p.len_q, "len_kv": p.len_prefix or 0}
+        window = None if p.left is None else (p.left, None)
+        return cls(plain.replace(**every, causal=False, window=window), plain)
+
+
+def alike(problem: Problem) -> dict[int, Batches]:
+    """Which requests have so many own keys.
+
+    >>> p = Problem(batch=3, heads=8, lengths=[(1, 7), (1, 90), (1, 7)], len_prefix=1000, head_dim=64, dtype="float16")
+    >>> alike(p)
+    {7: (0, 2), 90: (1,)}
+    """
+    if problem.lengths is None:
+        return {problem.len_kv: range(problem.batch)}
+    places = defaultdict[int, list[int]](list)
+    for b, keys in enumerate(problem.seq_lens):
+        places[keys].append(b)
+    return {keys: tuple(each) for keys, each in places.items()}
+
+
+def aligned(problem: Problem, queries: Array, own: int | Array) -> Array:
+    """The keys that queries of requests with so many own keys sit at, of prefix and own keys together."""
+    return (problem.len_prefix or 0) + own - problem.len_q + queries
+
+
+def first_keys(problem: Problem, queries: Array, own: int | Array) -> Array:
+    """The first key of the prefix that each of some queries sees. It is `len_prefix` for one that sees none of it.
+
+    >>> p = Problem(batch=1, heads=8, len_q=1, len_kv=30, len_prefix=100, window=(40, 0), head_dim=64, dtype="float16")
+    >>> first_keys(p, np.zeros(3, int), np.array([10, 30, 90])).tolist()  # of one query, with three numbers of own keys
+    [69, 89, 100]
+    """
+    at = aligned(problem, queries, own)
+    return np.zeros_like(at) if problem.left is None else np.clip(at - problem.left, 0, problem.len_prefix or 0)
+
+
+def _attended(problem: Problem, arrays: Arrays, does: Callable[[Array, Problem, Arrays], Arrays]) -> dict[str, Array]:
+    """What attention `does` for all requests: it is given some of them, which have as many keys, as plain attention."""
+    found = dict[str, Array]()
+    for places, one, own in repeated(problem, arrays):
+        for name, x in does(places, one, own).items():
+            found.setdefault(name, np.empty((problem.batch, *x.shape[1:]), x.dtype))[places] = x
+    return found
 
 
 _AXES = {
@@ -81,6 +127,21 @@ class CascadeAttention(Operation):
         "a soft cap, sinks": {
             "batch": 3, "heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 40, "len_prefix": 90, "soft_cap": 2.0, "sinks": True,
         },
+        "own lengths": {
+            "batch": 5, "heads": 4, "kv_heads": 2, "lengths": [(1, 530), (1, 0), (1, 7), (1, 64), (1, 7)], "len_prefix": 130,
+        },
+        "own lengths, causal, more room": {
+            "batch": 3, "heads": 2, "kv_heads": 1, "lengths": [(5, 9), (5, 70), (5, 2)], "len_kv": 600, "len_prefix": 90,
+            "causal": True,
+        },
+        "a window": {"batch": 3, "heads": 4, "kv_heads": 1, "len_q": 3, "len_kv": 20, "len_prefix": 2300, "window": (120, 1)},
+        "a window that ends before the prefix": {
+            "batch": 2, "heads": 2, "len_q": 2, "len_kv": 1100, "len_prefix": 80, "window": (300, 0),
+        },
+        "own lengths, a window": {
+            "batch": 4, "heads": 4, "kv_heads": 1, "lengths": [(2, 700), (2, 30), (2, 0), (2, 160)], "len_prefix": 2200,
+            "window": (150, 0), "sinks": True,
+        },
     }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
@@ -88,8 +149,10 @@ class CascadeAttention(Operation):
         Operand(name="v", axes=("batch", "kv_heads", "len_kv", "head_dim_v")),
         Shared(name="k_prefix", axes=("whole", "kv_heads", "len_prefix", "head_dim")),
         Shared(name="v_prefix", axes=("whole", "kv_heads", "len_prefix", "head_dim_v")),
+        Operand(name="seq_lens", axes=("batch",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: p.seq_lens),
         ATTENTION.operand("sinks"),
-    )
+    )  # fmt: skip
     outputs = ATTENTION.outputs
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
@@ -99,6 +162,10 @@ class CascadeAttention(Operation):
                 raise UsageError(f"{name}.shape", tuple(x.shape) if hasattr(x, "shape") else type(x).__name__, axes)
         dtype = storage_dtypes(arrays, tuple(_AXES), "float16 or bfloat16")
         (batch, heads, len_q, dim), (_, kv_heads, len_kv, _), (*_, dim_v) = (tuple(arrays[n].shape) for n in "qkv")
+        if (lens := arrays.get("seq_lens")) is not None and masks.get("lengths") is None:
+            masks["lengths"] = [(len_q, len_kv)] * batch  # until values are looked at
+        elif isinstance(lens, np.ndarray):
+            raise UsageError("seq_lens", "given", "None beside lengths, which say the same")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, len_prefix=arrays["k_prefix"].shape[2],
             head_dim=dim, head_dim_v=dim_v, dtype=dtype, sinks=arrays.get("sinks") is not None, **masks,
@@ -106,13 +173,26 @@ class CascadeAttention(Operation):
         self.check(problem, {name: x for name, x in arrays.items() if x is not None})
         return problem
 
+    def settled(self, problem: Problem, arrays: Mapping[str, Any]) -> Problem:
+        lens = arrays.get("seq_lens")
+        if not isinstance(lens, np.ndarray):
+            return problem
+        self.check(problem, {"seq_lens": lens})
+        return problem.replace(len_kv=problem.len_kv, lengths=[(problem.len_q, int(n)) for n in lens])
+
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
-        """As for any operation, with a look at NumPy's sinks."""
+        """As for any operation, with a look at NumPy's lengths and sinks."""
         super().check(problem, arrays, tile)
         check_sinks(arrays)
+        if isinstance(lens := arrays.get("seq_lens"), np.ndarray):
+            lengths: list[int] = lens.tolist()
+            for b, n in enumerate(lengths):
+                if not 0 <= n <= problem.len_kv:
+                    accepted = f"an integer from 0 to {problem.len_kv:,}: k has room for so many keys"
+                    raise UsageError(f"seq_lens[{b}]", n, accepted)
 
     def fitted(self, problem: Problem) -> Problem:
-        if problem.page_size is not None or problem.lengths is not None:
+        if problem.page_size is not None or problem.ragged:
             return problem  # which is refused
         return problem if problem.len_prefix is not None else problem.replace(len_prefix=problem.len_kv)
 
@@ -120,38 +200,56 @@ class CascadeAttention(Operation):
         return not problem.len_q
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        """Keys and values as attention draws them, for each request anew. The prefix is what the first one begins with."""
+        """Keys and values as attention draws them, for each request anew. The prefix is what the first one begins with. Rows that
+        are no request's are NaN."""
         p = problem
         drawn = ATTENTION.draw(Sides.of(p).suffix.replace(len_kv=(p.len_prefix or 0) + p.len_kv), seed, kind)
         shared = {f"{name}_prefix": drawn[name][:1, :, : p.len_prefix] for name in "kv"}
         own = {name: drawn[name][:, :, p.len_prefix :] for name in "kv"}
-        return {name: np.ascontiguousarray(x) for name, x in {**drawn, **own, **shared}.items()}
+        lens = {} if p.lengths is None else {"seq_lens": np.array(p.seq_lens, np.int32)}
+        for b, n in enumerate(p.seq_lens):
+            for x in own.values():
+                x[b, :, n:] = np.nan
+        return lens | {name: np.ascontiguousarray(x) for name, x in {**drawn, **own, **shared}.items()}
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        return ATTENTION.judge(*repeated(problem, arrays))
+        return _attended(problem, arrays, lambda _, one, own: ATTENTION.judge(one, own))
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        return ATTENTION.bounds(*repeated(problem, arrays), truth)
+        return _attended(
+            problem, arrays,
+            lambda places, one, own: ATTENTION.bounds(one, own, {name: x[places] for name, x in truth.items()}),
+        )  # fmt: skip
 
     def flops(self, problem: Problem) -> int:
         """Those of both sides: only among its own keys does a causal mask halve them."""
-        return sum(map(ATTENTION.flops, Sides.of(problem)))
+        prefix, suffix = Sides.of(problem)
+        each = (suffix.replace(batch=len(places), len_kv=n) for n, places in alike(problem).items())
+        return sum(map(ATTENTION.flops, (prefix, *each)))
 
 
-def repeated(problem: Problem, arrays: Arrays) -> tuple[Problem, dict[str, Array]]:
-    """Plain attention in which each request has the prefix before its own keys. A mask says which of these a query sees."""
-    p, (_, suffix) = problem, Sides.of(problem)
+def repeated(problem: Problem, arrays: Arrays) -> Iterable[tuple[Array, Problem, dict[str, Array]]]:
+    """Requests with as many keys, as plain attention in which each has the prefix before its own keys. A mask says which of these a
+    query sees."""
+    p, (_, suffix) = CASCADE.settled(problem, arrays), Sides.of(problem)
     before = p.len_prefix or 0
-    visible = np.zeros((p.len_q, before + p.len_kv), bool)
-    for row in range(p.len_q):
-        visible[row, : before + suffix.visible_keys(row).stop] = True
-    whole = suffix.replace(len_kv=before + p.len_kv, causal=False, mask="dense")
-    both = {
-        name: np.concatenate([np.repeat(arrays[f"{name}_prefix"], p.batch, axis=0), arrays[name]], axis=2)
-        for name in "kv"
-    }
-    rest = {name: arrays[name] for name in ("q", "sinks") if name in arrays}
-    return whole, {**rest, **both, "mask": visible}
+    for n, requests in alike(p).items():
+        places = np.array(requests)
+        own = suffix.replace(batch=len(places), len_kv=n)
+        visible = np.zeros((p.len_q, before + n), bool)
+        for row in range(p.len_q):
+            seen = own.visible_keys(row)
+            visible[row, int(first_keys(p, np.array(row), n)) : before] = True
+            visible[row, before + seen.start : before + seen.stop] = True
+        whole = own.replace(len_kv=before + n, causal=False, window=None, mask="dense")
+        both = {
+            name: np.concatenate(
+                [np.repeat(arrays[f"{name}_prefix"], len(places), axis=0), arrays[name][places, :, :n]], axis=2
+            )
+            for name in "kv"
+        }
+        sinks = {"sinks": arrays["sinks"]} if "sinks" in arrays else {}
+        yield places, whole, {"q": arrays["q"][places], **sinks, **both, "mask": visible}
 
 
 CASCADE = CascadeAttention()

@@ -3,20 +3,29 @@
 Three launches. The first goes over the prefix, the second over what each request has of its own, and both do the same: what a tile
 of rows sees in a chunk of keys becomes a partial result, with an LSE. The third merges a row's partial results in their order.
 A chunk begins at a multiple of its size, so a request has the same bits alone and in any batch.
+
+With a window, or with own lengths, a row has partial results of those chunks only of which it sees a key. Where no row of a tile
+does, the block ends at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from math import inf
 
+import numpy as np
+
+from simulator.block import Rows
 from simulator.config import Config, features, padded
 from simulator.devices import Device
+from simulator.dtypes import Array
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
-from simulator.operations.cascade import CASCADE, Sides
-from simulator.problem import Problem, Tile
+from simulator.operations.cascade import CASCADE, Sides, aligned, alike, first_keys
+from simulator.problem import WIDTH, Problem, Tile
 from simulator.program import program
-from simulator.programs.flash_decoding import Splits
+from simulator.programs.flash_decoding import AT_A_TIME, Splits
 from simulator.programs.scores import join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
 
@@ -45,17 +54,74 @@ def rows_for(packed: int, most: int = ROWS[-1]) -> int:
     return min(most, next((rows for rows in ROWS if packed <= rows), ROWS[-1]))
 
 
-def splits(problem: Problem, tile: Tile) -> tuple[Splits, Splits]:
-    """How prefix and suffix are split into chunks. A request's own queries are fewer, and so are the rows of their tiles."""
-    prefix, suffix = Sides.of(problem)
+class PrefixSplits(Splits):
+    """How a prefix is split. Its queries are those of all requests, and a window begins where their own keys say."""
+
+    def __init__(self, whole: Problem, tile: Tile) -> None:
+        super().__init__(Sides.of(whole).prefix, tile, 1, max(1, PREFIX_CHUNK // tile.cols))
+        self.whole = whole
+
+    @cached_property
+    def _own(self) -> Array:
+        return np.array(self.whole.seq_lens, np.int64)
+
+    def _places(self, queries: Array) -> tuple[Array, Array]:
+        """The number of each of some queries in its request, and how many keys that has of its own."""
+        request, query = np.divmod(queries, self.whole.len_q)
+        return query, self._own[request]
+
+    def aligned(self, queries: Array) -> Array:
+        """The keys that some of the queries sit at."""
+        return aligned(self.whole, *self._places(queries))
+
+    def requests(self, i: Array) -> tuple[Array, Array]:
+        """Of which requests each row tile of some has rows: the first one, and the one after the last."""
+        first, of_request = i * self.tile.rows, self.group * self.whole.len_q
+        return first // of_request, (np.minimum(first + self.tile.rows, self.rows) - 1) // of_request + 1
+
+    def lengths_of(self, i: Rows) -> list[tuple[int, int, int, int]]:
+        """The parts of the lengths that row tiles need, as `Block.request` takes them."""
+        ends = zip(*(x.tolist() for x in self.requests(np.atleast_1d(i))), strict=True)
+        return [(r, r + 1, 0, WIDTH["int32"]) for first, end in ends for r in range(first, end)]
+
+    def tiles(self, i: int) -> range:
+        if self.problem.left is None:
+            return super().tiles(i)
+        return range(*(int(end) for _, *ends in self._spans(i, i + 1) for (end,) in ends))
+
+    def spans(self) -> Iterator[tuple[Array, Array, Array]]:
+        return super().spans() if self.problem.left is None else self._spans(0, self.row_tiles)
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[Array, Array, Array]]:
+        """`spans` of some row tiles."""
+        rows, cols, keys = self.tile.rows, self.tile.cols, self.problem.len_kv
+        for begin in range(start, stop, AT_A_TIME):
+            first = np.arange(begin, min(begin + AT_A_TIME, stop), dtype=np.int64) * rows
+            inside = np.minimum(rows, self.rows - first)
+            queries = np.stack([first // self.group, (first + inside - 1) // self.group + 1], 1)
+            every: Array = np.arange(int(queries[0, 0]), int(queries[-1, 1]))
+            sees = np.append(first_keys(self.whole, *self._places(every)), keys)
+            least = np.minimum.reduceat(sees, (queries - queries[0, 0]).reshape(-1))[::2]
+            yield inside, np.where(least < keys, least // cols, 0), np.where(least < keys, -(-keys // cols), 0)
+
+
+def own_splits(problem: Problem, tile: Tile, keys: int, requests: int) -> Splits:
+    """How so many requests with so many own keys are split. A request's queries are fewer, and so are the rows of their tiles."""
+    suffix = Sides.of(problem).suffix.replace(batch=requests, len_kv=keys)
     own = Tile(rows_for(suffix.len_q * suffix.queries_per_kv, tile.rows), tile.cols)
-    of_prefix, of_suffix = (max(1, chunk // tile.cols) for chunk in (PREFIX_CHUNK, SUFFIX_CHUNK))
-    return Splits(prefix, tile, 1, of_prefix), Splits(suffix, own, 1, of_suffix)
+    return Splits(suffix, own, 1, max(1, SUFFIX_CHUNK // tile.cols))
+
+
+def splits(problem: Problem, tile: Tile) -> tuple[PrefixSplits, Splits]:
+    """How prefix and suffix are split into chunks. Of own keys there are as many here as there is room for."""
+    return PrefixSplits(problem, tile), own_splits(problem, tile, problem.len_kv, problem.batch)
 
 
 def warp_rows(s: Splits) -> int:
-    """Rows of a warp: 16, and 32 of a full tile, if that many outputs have room in its registers."""
-    full = padded(s.tile.rows) >= ROWS[-1] and padded(max(s.problem.head_dim, s.problem.head_dim_v)) <= 128
+    """Rows of a warp: 16, and 32 of a full tile, if that many outputs have room in its registers. Where windows begin takes some of
+    them."""
+    most = 128 if s.problem.left is None else 64
+    full = padded(s.tile.rows) >= ROWS[-1] and padded(max(s.problem.head_dim, s.problem.head_dim_v)) <= most
     return 32 if full else 16
 
 
@@ -74,6 +140,36 @@ def parts(problem: Problem, tile: Tile) -> tuple[int, int]:
     so there is something to merge."""
     prefix, suffix = map(parts_of, splits(problem, tile))
     return prefix, max(1, suffix)
+
+
+def uneven(problem: Problem) -> bool:
+    """Does a row have partial results of those chunks only of which it sees a key?"""
+    return problem.left is not None or problem.lengths is not None
+
+
+def parts_seen(problem: Problem, tile: Tile, queries: Array, own: int) -> tuple[Array, Array]:
+    """Which partial results some queries of a request with so many own keys have: the first, and the one after the last. If the
+    prefix isn't all before a window, its last key and the first own one are both inside, or there is none: so there is no gap.
+
+    >>> p = Problem(batch=1, heads=8, len_q=2, len_kv=700, len_prefix=5000, window=(900, 0), head_dim=64, dtype="float16")
+    >>> parts_seen(p, Tile(16, 64), np.arange(2), 700)  # two own ones, and the last one of three of the prefix
+    (array([2, 2]), array([5, 5]))
+    """
+    of_prefix, of_suffix = parts(problem, tile)
+    if not uneven(problem):
+        return np.zeros_like(queries), np.full_like(queries, of_prefix + of_suffix)
+    prefix, suffix = (s.chunk * tile.cols for s in splits(problem, tile))
+    first, at = first_keys(problem, queries, own), own - problem.len_q + queries
+    start = np.zeros_like(at) if problem.left is None else np.maximum(0, at - problem.left)
+    stop = np.full_like(at, own) if problem.right is None else np.minimum(own, at + problem.right + 1)
+    begin = np.where(first < (problem.len_prefix or 0), first // prefix, of_prefix + start // suffix)
+    return begin, np.maximum(begin, of_prefix + np.where(start < stop, -(-stop // suffix), 0))
+
+
+def walk_of_parts(problem: Problem, tile: Tile, own: int) -> Callable[[int], range]:
+    """What the merge goes through for each query of a request with so many own keys."""
+    begin, end = (x.tolist() for x in parts_seen(problem, tile, np.arange(problem.len_q), own))
+    return lambda i: range(begin[i], end[i])
 
 
 def sram_bytes(problem: Problem, tile: Tile) -> int:
@@ -96,6 +192,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     for chosen in candidates:
         if sram_bytes(problem, chosen) <= device.sram_per_block:
             prefix, suffix = splits(problem, chosen)
+            has = {"WINDOW": problem.left is not None, "LENGTHS": problem.lengths is not None}
             constants = (
                 ("PREFIX_TILES", prefix.chunk),
                 ("PREFIX_WARP_ROWS", warp_rows(prefix)),
@@ -103,6 +200,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 ("SUFFIX_TILES", suffix.chunk),
                 ("SUFFIX_WARP_ROWS", warp_rows(suffix)),
                 *features(problem),
+                *((name, 1) for name, asked in has.items() if asked),
             )
             return Config(tile=chosen, warps=warps(prefix), stages=STAGES, constants=constants)
     needed = sram_bytes(problem, candidates[-1])
@@ -115,26 +213,32 @@ def cascade(
 ) -> tuple[HbmTensor, ...]:  # fmt: skip
     """Cascade inference (FlashInfer, arXiv 2501.01005), in chunks as Flash-Decoding has them.
 
-    q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); k_prefix, v_prefix (1, kv_heads, len_prefix, d); lse (batch,
-    heads, len_q) float32, natural logarithm. There is a block per KV head, tile of rows, and chunk of keys: 2,048 of the prefix, or
-    512 own ones. Rows are heads of a group and queries: those of all requests over the prefix, those of one over its own keys.
-    Warps split the rows.
+    q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); k_prefix, v_prefix (1, kv_heads, len_prefix, d); seq_lens
+    (batch) int32; lse (batch, heads, len_q) float32, natural logarithm.
+
+    There is a block per KV head, tile of rows, and chunk of keys: 2,048 of the prefix, or 512 own ones. Rows are heads of a group
+    and queries: those of all requests over the prefix, those of one over its own keys. Warps split the rows. The grid has a block
+    for each chunk of own keys that there is room for.
     """
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     of_prefix, of_suffix = parts(problem, tile)
     axes = {"parts": of_prefix + of_suffix}
     partial = m.workspace("partial", v.cols, axes=axes, flat=True)
     partial_lse = m.workspace("partial_lse", 1, axes=axes, vector=True)
+    lens = None if problem.lengths is None else m.optional("seq_lens")
     prefix, suffix = splits(problem, tile)
+    requests = alike(problem)
+    of_keys = {n: own_splits(problem, tile, n, len(some)) for n, some in requests.items()}
     for side, keys, values, first, n in (
         (prefix, k_prefix, v_prefix, 0, of_prefix),
         (suffix, k, v, of_prefix, of_suffix),
     ):
         together = side is prefix
+        own = None if together else {n: (some, of_keys[n].tiles_of) for n, some in requests.items()}
         rows, w = side.tile.rows, warps(side)
         queries, to, to_lse = (m.packed(x, together=together) for x in (q, partial, partial_lse))
         launch = "cascade_prefix" if together else "cascade_suffix"
-        for block in m.launch(launch, rows=side.row_tiles, cols=n, walk=side.tiles_of, of=queries, warps=w):
+        for block in m.launch(launch, rows=side.row_tiles, cols=n, walk=side.tiles_of, of=queries, warps=w, own=own):
             i = block.i
             m_i = block.full(rows, 1, -inf)
             l_i = block.full(rows, 1, 0.0)
@@ -142,6 +246,14 @@ def cascade(
             for x in (keys, values):
                 block.alloc(x.name, tile.cols, x.cols, x.dtype, copies=STAGES)
             q_i = block.alloc(q.name, rows, q.cols, q.dtype)
+            if lens is not None and not together:
+                block.step("load_q")
+                block.fetch(lens, 0, 1, warps=w)
+            if lens is not None and together and problem.left is not None:
+                block.step("load_q")
+                block.request(m.packed(lens, together=True), prefix.lengths_of(i), warps=w)
+            if uneven(problem) and not block.walk:
+                continue
             if block.walk:
                 block.step("load_q")
                 q_i = block.load(queries, i, rows)
@@ -154,7 +266,8 @@ def cascade(
                 s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
                 s = soft_cap(block, s, problem)
                 block.step("mask")
-                s = block.mask(s, i, j, group=side.group, of=side.problem)
+                alone, aligned_with = (prefix, prefix.aligned) if together else (of_keys[block.keys], None)
+                s = block.mask(s, i, j, group=side.group, of=alone.problem, aligned=aligned_with)
                 block.step("softmax")
                 m_new = block.maximum(m_i, s.max())
                 p = block.exp(s - m_new.finite())
@@ -169,11 +282,15 @@ def cascade(
             block.store(to.at(parts=first + block.j), acc / l_i.nonzero(), i, rows)
             block.store(to_lse.at(parts=first + block.j), m_i + block.log(l_i), i, rows)
 
-    for block in m.launch("cascade_merge", rows=problem.len_q, warps=1):
+    merged = {n: (some, walk_of_parts(problem, tile, n)) for n, some in requests.items()}
+    for block in m.launch("cascade_merge", rows=problem.len_q, warps=1, own=merged):
+        if lens is not None:
+            block.step("load_part")
+            block.fetch(lens, 0, 1)
         m_i = block.full(1, 1, -inf)
         l_i = block.full(1, 1, 0.0)
         acc = block.full(1, v.cols, 0.0)
-        for n in range(of_prefix + of_suffix):
+        for n in block.walk:
             block.step("load_part")
             o_n = block.fetch(partial.at(parts=n), block.i, 1)
             lse_n = block.fetch(partial_lse.at(parts=n), block.i, 1, fill=-inf)

@@ -50,7 +50,8 @@ MOST_PACKED = 16
 SORTED = 32
 """Requests whose last runs are sorted by their lengths. Of more requests, there are `CLASSES` of last runs, the long ones first."""
 CLASSES = 4
-_AT_A_TIME = 4096  # row tiles that are looked at together
+AT_A_TIME = 4096
+"""Row tiles that are looked at together."""
 _REGISTERS, _REGISTERS_PAGED = 96, 64  # of a thread, for results that wait for their neighbours
 
 
@@ -100,8 +101,8 @@ class Splits:
     def spans(self) -> Iterator[tuple[Array, Array, Array]]:
         """The same for many row tiles at a time, as arrays: the rows inside, the first key tile, the one after the last."""
         p, rows, cols = self.problem, self.tile.rows, self.tile.cols
-        for begin in range(0, self.row_tiles, _AT_A_TIME):
-            first = np.arange(begin, min(begin + _AT_A_TIME, self.row_tiles), dtype=np.int64) * rows
+        for begin in range(0, self.row_tiles, AT_A_TIME):
+            first = np.arange(begin, min(begin + AT_A_TIME, self.row_tiles), dtype=np.int64) * rows
             inside = np.minimum(rows, self.rows - first)
             aligned, last = first // self.group + p.offset, (first + inside - 1) // self.group + p.offset
             start = np.zeros_like(aligned) if p.left is None else np.maximum(0, aligned - p.left)

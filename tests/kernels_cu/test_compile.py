@@ -101,6 +101,15 @@ QUANTIZED = [
     for kv_dtype in ("int8", "float8_e4m3fn")
     for scales in (("token", "token"), ("head", "head"), ("channel", "token"))
 ]
+UNEVEN = [
+    (features, dtype, head_dim, arch)
+    for features, head_dims in (
+        ({"window": (900, 0)}, (40, 64, 128, 256)),
+        ({"lengths": [(1, 300)] * 40}, (40, 64, 256)),  # of 128 a full tile spills as it does without
+        ({"lengths": [(1, 300)] * 40, "window": (900, 0)}, (40, 64, 128, 256)),
+    )
+    for dtype, head_dim, arch in itertools.product(("bfloat16", "float16"), head_dims, ("sm_90", "sm_80"))
+]
 FLASH3_3, INCLUDE = kernels_cu.source("flash3_3"), kernels_cu.include_dir()
 SMALL = defines(Config(tile=Tile(16, 16), warps=1), "float16", 16)
 
@@ -196,6 +205,17 @@ def test_quantized_caches_spill_next_to_nothing(case: tuple[str, str, tuple[str,
     config = CATALOGUE[name].program.configure(problem, Device.named("h200"))
     compiled = compile_kernel("flash_decoding", defines(config, dtype, head_dim), arch="sm_90")
     assert compiled.spills <= (44 if (name, of_k, dtype, head_dim) == ("paged", "channel", "float16", 128) else 0)
+
+
+@pytest.mark.parametrize("case", one_of_each(UNEVEN, lambda case: len(case[0])))
+def test_cascade_spills_nothing_with_windows_and_own_lengths(case: tuple[dict[str, Any], str, int, str]) -> None:
+    """Full tiles of rows over the prefix."""
+    features, dtype, head_dim, arch = case
+    sizes: dict[str, Any] = {"batch": 40, "heads": 8, "kv_heads": 2, "len_kv": 300, "len_prefix": 5000, "dtype": dtype}
+    queries = {} if "lengths" in features else {"len_q": 1}
+    problem = Problem(**sizes, **queries, **features, head_dim=head_dim)
+    config = CATALOGUE["cascade"].program.configure(problem, Device.named(DEVICES[arch]))
+    assert complaints(compile_kernel("cascade", defines(config, dtype, head_dim), arch=arch)) == []
 
 
 DROPPED = [

@@ -22,16 +22,22 @@ CASES: dict[str, dict[str, Any]] = {
     "no own keys": {"batch": 2, "len_kv": 0, "len_prefix": 20},
     "no keys": {"batch": 2, "len_kv": 0, "len_prefix": 0},
     "hidden rows": {"batch": 2, "len_q": 9, "len_kv": 3, "len_prefix": 20, "causal": True},
+    "window": {"batch": 3, "len_q": 2, "len_kv": 20, "len_prefix": 2100, "window": (50, 0)},
+    "own lengths": {"batch": 3, "lengths": [(1, 5), (1, 0), (1, 530)], "len_prefix": 45},
+    "own lengths, window": {"batch": 3, "lengths": [(2, 5), (2, 30), (2, 60)], "len_prefix": 70, "window": (45, 0)},
+    "many lengths, window": {"batch": 40, "lengths": [(1, n) for n in range(40)], "len_prefix": 70, "window": (45, 0)},
+    "own window": {"batch": 2, "len_kv": 1100, "len_prefix": 20, "window": (200, 0)},
 }
 """Two KV heads of two heads each."""
 
-TILES = {"full tiles": (128, 32), "full tiles of own queries": (128, 32)}
+TILES = {"full tiles": (128, 32), "full tiles of own queries": (128, 32), "many lengths, window": (128, 32)}
 """The tiles of cases whose tiles don't have 32 rows and 32 keys. Of 128 rows a warp has 32, else 16."""
 
 
 def problem(case: str) -> fl.Problem:
     """A case as a problem: float16, one query where it doesn't say otherwise."""
-    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "len_q": 1, "head_dim": 16, "dtype": "float16", **CASES[case]}
+    queries = {} if "lengths" in CASES[case] else {"len_q": 1}
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, **queries, "head_dim": 16, "dtype": "float16", **CASES[case]}
     return fl.Problem(**sizes)
 
 
@@ -46,8 +52,8 @@ KERNELS = [
            "for (int n = 1; n < shape.batch; ++n) "
            "k_loader.template copy<false>(k_tile(tiles.first), own.len_kv - tiles.first * BC); "
            "k_loader.load(k_tile(tiles.first), own.len_kv - tiles.first * BC);", "bytes", step="load_k"),
-    mutant("the prefix's parts left out of the merge", "first = 0; first < parts.all", "first = parts.of_prefix; first < parts.all",
-           "rule"),
+    mutant("the prefix's parts left out of the merge", "first = has.begin; first < has.end",
+           "first = parts.of_prefix; first < has.end", "rule"),
     mutant("the prefix's LSE dropped", "is_there ? load_global<float>(partial_lse + at) : -INF",
            "first + n < parts.of_prefix ? 0 : is_there ? load_global<float>(partial_lse + at) : -INF", "rule", step="load_part"),
     mutant("parts added up without weights", "alpha = exp2_approx(m - top), beta = exp2_approx(weight[n] * LOG2E - top)",
@@ -62,7 +68,7 @@ KERNELS = [
     mutant("all KV heads the first", "chunk = rest - heads * chunks, kv_head = heads % shape.kv_heads",
            "chunk = rest - heads * chunks, kv_head = 0 * heads", "misuse"),
     mutant("the causal mask on the prefix", "own.left = own.right = 1 << 30;", "", "rule", "causal"),
-    mutant("no causal mask on own keys", "if (j > last_full)", "if (false)", "rule", "causal", step="mask"),
+    mutant("no causal mask on own keys", "j > last_full ||", "false ||", "rule", "causal", step="mask"),
     mutant("each row its own query", "2 * (opaque(lane_id()) % 4), place.group)", "2 * (opaque(lane_id()) % 4), 1)", "rule",
            "causal", step="mask"),
     mutant("only the first request's queries at the prefix", "own.batch = 1, own.len_q = shape.batch * shape.len_q,",
@@ -72,7 +78,7 @@ KERNELS = [
     mutant("rows outside of the tile stored", "const bool inside = row < place.rows;", "const bool inside = true;", "misuse",
            step="store_part"),
     mutant("parts of a chunk over one another", "first_part + place.chunk, to.query", "first_part, to.query", "misuse", "chunks"),
-    mutant("own parts over the prefix's", "shape, shape, parts.of_prefix,", "shape, shape, 0,", "misuse"),
+    mutant("own parts over the prefix's", "shape, own, parts.of_prefix, chunks", "shape, own, 0, chunks", "misuse"),
     mutant("a part of no keys that weighs", "(m[i][half] + log2_approx(sum)) * LN2);",
            "sum > 0 ? (m[i][half] + log2_approx(sum)) * LN2 : 0);", "rule", "no own keys", step="store_part"),
     mutant("a sum of 0 inverted", "sum > 0 ? reciprocal(sum) : 0", "reciprocal(sum)", "rule", "hidden rows", step="store_part"),
@@ -102,6 +108,34 @@ KERNELS = [
     mutant("chunks of the prefix as long as own ones", "PREFIX ? PREFIX_TILES : SUFFIX_TILES", "SUFFIX_TILES", "rule", "chunks"),
     mutant("two rows with one maximum", "c * quad_max(top)", "c * quad_max(fmaxf(top, shuffle_xor(top, 8)))", "requests",
            step="softmax"),
+    mutant("a window's first tile isn't masked", "WINDOW && j < first_full", "false", "rule", "own window", step="mask"),
+    mutant("keys of the prefix before a window", "if constexpr (COUNTS_BACK) hide_before", "if constexpr (false) hide_before",
+           "rule", "window", step="mask"),
+    mutant("two rows with one window", "8 * n + e % 2 < first[e / 2]", "8 * n + e % 2 < first[0]", "rule",
+           "many lengths, window"),
+    mutant("all queries of a request with one window", "first_of_prefix(shape, keys, row.query)", "first_of_prefix(shape, keys, 0)",
+           "rule", "window"),
+    mutant("all requests with the first one's window", "shuffle(own[n], place % 32)", "shuffle(own[n], 0)", "rule",
+           "own lengths, window"),
+    mutant("windows of 32 requests", "if (place / 32 == n) keys = there;", "if (n == 0) keys = there;", "rule",
+           "many lengths, window"),
+    mutant("tiles of the prefix before any window", "tiles.first = max(tiles.first, begin.first / BC);", "", "bytes", "window"),
+    mutant("a tile from the last window on", "tiles.first = max(tiles.first, begin.first / BC);",
+           "tiles.first = max(tiles.first, begin.last / BC);", "rule", "own lengths, window"),
+    mutant("parts of chunks that no row sees", "if (UNEVEN && tiles.last < tiles.first) return;", "", "bytes", "window"),
+    mutant("parts merged that nobody wrote", "first < shape.len_prefix ? first / (PREFIX_TILES * BC) :",
+           "first < shape.len_prefix ? 0 :", "misuse", "window"),
+    mutant("own parts before a window merged", "of_prefix + seen.first / (SUFFIX_TILES * BC), end}", "of_prefix, end}", "misuse",
+           "own window"),
+    mutant("the last own part left out", "seen.last / (SUFFIX_TILES * BC) + 1 : 0)", "seen.last / (SUFFIX_TILES * BC) : 0)", "rule",
+           "own lengths"),
+    mutant("a request without own keys merges some", "(seen.first <= seen.last ? seen.last / (SUFFIX_TILES * BC) + 1 : 0)",
+           "seen.last / (SUFFIX_TILES * BC) + 1", "misuse", "own lengths"),
+    mutant("as many own keys as there is room for", "if constexpr (LENGTHS) own.len_kv =", "if constexpr (false) own.len_kv =",
+           "bytes", "own lengths"),
+    mutant("another request's length", "load_global<int>(seq_lens + request)", "load_global<int>(seq_lens)", "rule", "own lengths"),
+    mutant("windows count back from the room's end", "(own - shape.len_q + query)", "(shape.len_kv - shape.len_q + query)", "rule",
+           "own lengths, window"),
     mutant("all tiles the first rows", "first_row = (blockIdx.x - rest * row_tiles) * tile_rows", "first_row = 0 * tile_rows",
            "misuse", "row tiles"),
 ]  # fmt: skip

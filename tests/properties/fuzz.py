@@ -43,6 +43,7 @@ PROBLEMS: list[dict[str, Any]] = [
     {"dtype": "bfloat16", "head_dim_v": 24}, {"scale": -0.5}, {"soft_cap": 2.0}, {"sinks": True}, {"alibi": True, "causal": True},
     {"mask": "dense"}, {"mask": "bits"}, {"mask": "blocks", "block_size": (4, 3)},
     {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2}, {"len_prefix": 30},
+    {"len_prefix": 30, "batch": 2, "lengths": [(9, 4), (9, 0)], "window": (20, 0)},
     {"dtype": "float8_e4m3fn", "head_dim": 64}, {"page_size": 4}, {"page_size": 3, "batch": 2, "lengths": [(9, 5), (9, 30)]},
     {"page_size": 4, "drafts": True},
 ]  # fmt: skip
@@ -142,11 +143,14 @@ def _latent(random: Random) -> dict[str, Any]:
 
 
 def _cascade(random: Random) -> dict[str, Any]:
-    sizes: dict[str, Any] = {**BASE, "len_kv": random.choice([0, 12]), "len_prefix": random.choice([0, 1, 70])}
+    keys = random.choice([0, 12])
+    own = {"len_kv": keys, "lengths": random.choice([None, [(9, random.randint(0, keys))]])}
+    sizes: dict[str, Any] = {**BASE, **own, "len_prefix": random.choice([0, 1, 70])}
     posed = fl.Problem(**sizes)
     return {
         **fl.CATALOGUE["cascade"].operation.draw(posed, random.randrange(9)),
         "causal": random.choice([True, False]),
+        "window": random.choice([None, (3, 0), (None, 2)]),
     }
 
 

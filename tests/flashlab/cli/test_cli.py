@@ -418,7 +418,7 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("simulate mla_paged --kv-heads 2", "--kv-heads = 2: expected 1 for mla_paged, or nothing"),
         ("emulate mla --head-dim-v 576", "--head-dim-v = 576: expected 512 for mla, or nothing"),
         ("count cascade --page-size 4", "page_size = 4: expected None, or paged for pages, for cascade"),
-        ("count cascade --lengths 4,5", "lengths = ((4, 4), (5, 5)): expected nothing: cascade knows causal"),
+        ("count cascade --lengths 4,5", "lengths[1] = (5, 5): expected len_q = 4 queries, as all requests have"),
         ("count paged --batch 3 --lengths 1:4,1:5", "lengths = 2 requests: expected 3, the batch"),
         ("counters --matrix --len-q 4", "--len-q = 4"),
         ("counters --matrix --only nothing", "--only = 'nothing': expected words from a problem's name, such as"),

@@ -57,3 +57,19 @@ def test_the_call_takes_numpy_on_the_emulator() -> None:
     arrays: Any = CASCADE.draw(p, 1)
     out, lse = fl.cascade(**arrays, causal=True, lse=True, backend="emulator", tile=(32, 32))
     assert within(CASCADE, {"out": out, "lse": lse}, p, arrays)
+
+
+def test_the_call_takes_own_lengths_and_a_window() -> None:
+    p = fl.Problem(
+        batch=2,
+        heads=2,
+        kv_heads=1,
+        lengths=[(2, 9), (2, 3)],
+        len_prefix=30,
+        head_dim=16,
+        dtype="float16",
+        window=(20, 0),
+    )
+    arrays: Any = CASCADE.draw(p, 1)
+    out, lse = fl.cascade(**arrays, window=(20, 0), lse=True, backend="emulator", tile=(32, 32))
+    assert within(CASCADE, {"out": out, "lse": lse}, p, arrays)

@@ -28,11 +28,27 @@ CASES: dict[str, dict[str, Any]] = {
     "no own keys": {"batch": 3, "len_kv": 0, "len_prefix": 900},
     "no keys": {"batch": 3, "len_kv": 0, "len_prefix": 0},
     "a negative scale": {"batch": 3, "len_kv": 100, "len_prefix": 600, "scale": -0.1},
+    "a window": {"batch": 9, "len_q": 3, "len_kv": 90, "len_prefix": 4500, "window": (900, 1)},
+    "own lengths": {"batch": 40, "lengths": [(1, 37 * n) for n in range(40)], "len_prefix": 3001},
+    "own lengths, a window": {
+        "batch": 40,
+        "lengths": [(1, 37 * n) for n in range(40)],
+        "len_prefix": 3001,
+        "window": (800, 0),
+    },
+    "own lengths, causal, more room": {
+        "batch": 5,
+        "lengths": [(7, n) for n in (0, 3, 1000, 64, 513)],
+        "len_kv": 2000,
+        "len_prefix": 700,
+        "causal": True,
+    },
 }
 
 
 def problem(case: str) -> fl.Problem:
-    sizes: dict[str, Any] = {"heads": 8, "kv_heads": 2, "len_q": 1, "head_dim": 128, "dtype": "bfloat16", **CASES[case]}
+    queries = {} if "lengths" in CASES[case] else {"len_q": 1}
+    sizes: dict[str, Any] = {"heads": 8, "kv_heads": 2, **queries, "head_dim": 128, "dtype": "bfloat16", **CASES[case]}
     return fl.Problem(**sizes)
 
 
@@ -49,7 +65,7 @@ def on_the_gpu(arrays: Any) -> dict[str, Any]:
 
 
 def attended(p: fl.Problem, given: dict[str, Any]) -> tuple[Any, Any]:
-    return fl.cascade(**given, lse=True, causal=p.causal, scale=p.scale)
+    return fl.cascade(**given, lse=True, causal=p.causal, window=p.window, scale=p.scale)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -86,3 +102,23 @@ def test_a_captured_graph() -> None:
         graph.launch(stream)
     stream.synchronize()
     assert bits(out) == bits(expected)
+
+
+def test_a_captured_graph_reads_the_lengths_of_its_replay() -> None:
+    import cupy
+
+    p = problem("own lengths, causal, more room")
+    arrays: Any = CASCADE.draw(p.replace(lengths=[(7, 2000)] * 5), 1)
+    given = on_the_gpu(arrays)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        attended(p, given)
+        stream.begin_capture()
+        out, lse = attended(p, given)
+        graph = stream.end_capture()
+        for lens in ([2000] * 5, [0, 3, 1000, 64, 513], [1, 1999, 5, 0, 700]):
+            given["seq_lens"][...] = cupy.asarray(lens, np.int32)
+            graph.launch(stream)
+            expected = attended(p, given)
+            stream.synchronize()
+            assert [bits(out), bits(lse)] == [bits(x) for x in expected]
