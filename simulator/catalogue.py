@@ -269,6 +269,14 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
 
 
+def _decoding(scales: bool, ragged: bool) -> Kernel:
+    """The launch of Flash-Decoding, with scales of quantised K and V or without, for a ragged batch or a plain one."""
+    further = (*_FORWARD, "sinks", *("k_scale", "v_scale") * scales, *("offsets_kv",) * ragged, *_TREE)
+    return Kernel(
+        "flash_decoding", "flash_decoding", further, persistent=True, when=lambda p: (p.quantized, p.ragged) == (scales, ragged)
+    )
+
+
 def _paged(scales: bool, drafts: bool) -> Kernel:
     """The launch of paged attention, with scales of quantised K and V or without, with a mask of drafts or without."""
     further = (*_FORWARD, "sinks", *("k_scale", "v_scale") * scales, *_REQUESTS, *("draft_mask",) * drafts, *_TREE)
@@ -348,12 +356,9 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
-            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "sinks", *_TREE), persistent=True,
-                    when=lambda p: not p.quantized),
-             Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "sinks", "k_scale", "v_scale", *_TREE), persistent=True,
-                    when=lambda p: p.quantized)),
-            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", *OF_CACHES), tile=few_rows,
-                    tiles=(None, Tile(16, 16), Tile(32, 32))),
+            tuple(_decoding(scales, ragged) for scales in (False, True) for ragged in (False, True)),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES), tile=few_rows,
+                    tiles=(None, Tile(16, 16), Tile(32, 32)), same_queries="flash3 or flash2"),
             about=flash_decoding_program.ABOUT, follows="flash2",
         ),
         Algorithm(
