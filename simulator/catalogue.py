@@ -358,7 +358,7 @@ CATALOGUE = {
             "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
             tuple(_decoding(scales, ragged) for scales in (False, True) for ragged in (False, True)),
             Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES), tile=few_rows,
-                    tiles=(None, Tile(16, 16), Tile(32, 32)), same_queries="flash3 or flash2"),
+                    tiles=(None, Tile(16, 16), Tile(32, 32)), same_queries=True),
             about=flash_decoding_program.ABOUT, follows="flash2",
         ),
         Algorithm(
@@ -378,8 +378,10 @@ CATALOGUE = {
         ),
         Algorithm(
             "mla", mla, mla_formula.mla, None,
-            (Kernel("mla", "mla", ("q", "latent", "out", "lse", "sinks", *_TREE), persistent=True),),
-            _LATENT, about=mla_program.ABOUT, follows="flash_decoding",
+            (Kernel("mla", "mla", ("q", "latent", "out", "lse", "sinks", *_TREE), persistent=True, when=lambda p: not p.ragged),
+             Kernel("mla", "mla", ("q", "latent", "out", "lse", "sinks", "offsets_kv", *_TREE), persistent=True,
+                    when=lambda p: p.ragged)),
+            replace(_LATENT, masks=(*_LATENT.masks, "lengths"), same_queries=True), about=mla_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(
             "mla_paged", mla_paged, mla_paged_formula.mla_paged, None,

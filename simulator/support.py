@@ -78,8 +78,8 @@ class Support:
     head_dims: range = range(1, 257)
     head_dim_v: int | None = None
     """The head dim of V, where it isn't that of Q and K."""
-    same_queries: str | None = None
-    """What to use for sequences with different numbers of queries, where these must have as many each."""
+    same_queries: bool = False
+    """Have the sequences of a ragged batch to have as many queries each?"""
     tile: Callable[[Tile, Problem], str | None] = fragments
     tiles: tuple[Tile | None, ...] = (None,)
     instead: str | None = "flash2"
@@ -100,9 +100,10 @@ class Support:
         if (problem.dtype == FP8) != self.eight_bit:
             halves = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
             return UsageError("dtype", problem.dtype, f"{FP8 if self.eight_bit else halves} for {name}")
-        if self.same_queries is not None and len(different := {len(rows) for rows, _ in problem.spans}) > 1:
-            accepted = f"as many queries of each sequence, for {name}: use {self.same_queries}"
-            return UsageError("lengths", Said(f"{min(different):,} to {max(different):,} queries"), accepted)
+        if self.same_queries and len(queries := {len(rows) for rows, _ in problem.spans}) > 1:
+            instead = f": use {self.instead}" if self.instead else ""
+            accepted = f"as many of each sequence, for {name}{instead}"
+            return UsageError("lengths", Said(f"{min(queries):,} to {max(queries):,} queries"), accepted)
         if device is None:
             return None
         return self._of_kernels(name, problem, device) or self._of_tile(tile, problem)

@@ -18,7 +18,7 @@ from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.fields import Lengths
 from simulator.names import DType
-from simulator.operations.attention import ATTENTION, check_sinks
+from simulator.operations.attention import ATTENTION, check_optional
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.operations.paged import PagedAttention, Pool
 from simulator.problem import Problem, Tile
@@ -119,6 +119,7 @@ class LatentAttention(Operation):
         ATTENTION.operand("q"),
         Operand(name="latent", axes=("batch", "kv_heads", "len_kv", "head_dim")),
         ATTENTION.operand("sinks"),
+        ATTENTION.operand("offsets_kv"),
     )
     outputs = ATTENTION.outputs
 
@@ -131,9 +132,9 @@ class LatentAttention(Operation):
         return latent_problem(len_kv=arrays["latent"].shape[2], **posed).replace(**_asked(masks))
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
-        """As for any operation, with a look at NumPy's sinks."""
+        """As for any operation. What NumPy's optional arrays hold is looked at, too."""
         super().check(problem, arrays, tile)
-        check_sinks(arrays)
+        check_optional(problem, arrays)
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         return super().refusal(problem, by) or refusal(problem)
