@@ -725,7 +725,7 @@ struct Results {
     // step: store_lse
     if (lane_id() == 0 && lse)
 #if RAGGED
-      store_global(lse + static_cast<long long>(head) * shape.len_q + unit.batch * units.batch.len_q + query, (m + log2_approx(l)) * LN2);
+      store_global(lse + (static_cast<long long>(head) * units.batches + unit.batch) * units.batch.len_q + query, (m + log2_approx(l)) * LN2);
 #else
       store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query, (m + log2_approx(l)) * LN2);
 #endif

@@ -289,7 +289,7 @@ struct Results {
   DEVICE float* lse_at(int row) const {
     const int packed = first_row + row;
 #if RAGGED
-    return lse + static_cast<long long>(packed % group) * shape.len_q + unit.batch * units.batch.len_q + packed / group;
+    return lse + (static_cast<long long>(packed % group) * units.batches + unit.batch) * units.batch.len_q + packed / group;
 #else
     return lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
 #endif

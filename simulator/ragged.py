@@ -156,6 +156,14 @@ def _launch(
     p, each = problem, [part.launches[index] for part in parts]
     if total.across:
         return _across(total, p)
+    if p.ragged:
+        axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
+        boxes = Counter[Box]()
+        for launch, (rows, keys) in zip(each, p.spans, strict=True):
+            for box, n in launch.boxes.items():
+                first = rows.start if "len_q" in axes[box.tensor] else keys.start
+                boxes[box._replace(row=first + box.row)] += n
+        total = replace(total, boxes=boxes)
     if config.walks or not p.ragged:
         common = {x.name for x in operation.taken(p) if {"batch", "pages"}.isdisjoint(x.axes)}
         distinct = {
@@ -164,12 +172,7 @@ def _launch(
         }
         peak = max(launch.sram_peak for launch in each)
         return _dealt(replace(total, sram_peak=peak, distinct=distinct), index, p, parts[0].device, config)
-    axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
-    boxes, distinct = Counter[Box](), dict(total.distinct)
-    for launch, (rows, keys) in zip(each, p.spans, strict=True):
-        for box, n in launch.boxes.items():
-            first = rows.start if "len_q" in axes[box.tensor] else keys.start
-            boxes[box._replace(row=first + box.row)] += n
+    distinct = dict(total.distinct)
     for name, way in distinct:
         if name in axes and axes[name].isdisjoint(APART):  # all sequences have it in common
             distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
@@ -203,7 +206,6 @@ def _launch(
         sram_peak=max(launch.sram_peak for launch in each),
         ledger=ledger,
         distinct=distinct,
-        boxes=boxes,
         walk=None,
     )
 

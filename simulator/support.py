@@ -78,8 +78,8 @@ class Support:
     head_dims: range = range(1, 257)
     head_dim_v: int | None = None
     """The head dim of V, where it isn't that of Q and K."""
-    same_queries: bool = False
-    """Have the sequences of a ragged batch to have as many queries each?"""
+    same_queries: str | None = None
+    """What to do with sequences that have different numbers of queries, where these kernels take as many of each."""
     tile: Callable[[Tile, Problem], str | None] = fragments
     tiles: tuple[Tile | None, ...] = (None,)
     instead: str | None = "flash2"
@@ -101,8 +101,7 @@ class Support:
             halves = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
             return UsageError("dtype", problem.dtype, f"{FP8 if self.eight_bit else halves} for {name}")
         if self.same_queries and len(queries := {len(rows) for rows, _ in problem.spans}) > 1:
-            instead = f": use {self.instead}" if self.instead else ""
-            accepted = f"as many of each sequence, for {name}{instead}"
+            accepted = f"as many of each sequence for {name}: {self.same_queries}"
             return UsageError("lengths", Said(f"{min(queries):,} to {max(queries):,} queries"), accepted)
         if device is None:
             return None
