@@ -273,7 +273,11 @@ def _decoding(scales: bool, ragged: bool) -> Kernel:
     """The launch of Flash-Decoding, with scales of quantised K and V or without, for a ragged batch or a plain one."""
     further = (*_FORWARD, "sinks", *("k_scale", "v_scale") * scales, *("offsets_kv",) * ragged, *_TREE)
     return Kernel(
-        "flash_decoding", "flash_decoding", further, persistent=True, when=lambda p: (p.quantized, p.ragged) == (scales, ragged)
+        "flash_decoding",
+        "flash_decoding",
+        further,
+        persistent=True,
+        when=lambda p: (p.quantized, p.ragged) == (scales, ragged),
     )
 
 

@@ -17,14 +17,15 @@ Or the first launch of a backward pass puts the key tiles of all sequences in on
 to count the tiles that come before. What it finds out takes 32 bytes of HBM. A block of the main launch reads them, and
 looks for nothing.
 
-Where few queries meet many keys, sequences have as many queries each, and the grid doesn't know how many keys they have. A persistent
-block goes through offsets_kv, and deals the units of all sequences out as it goes (pages.cuh). Whoever walks over the units does so
-(`Config.walks`), and reads two numbers of each sequence. Workspaces have room for as many sequences as long as the longest.
+Where few queries meet many keys, sequences have as many queries each, and the grid doesn't know how many keys they have. A
+persistent block goes through offsets_kv, and deals the units of all sequences out as it goes (pages.cuh). Whoever walks over the
+units does so (`Config.walks`), and reads two numbers of each sequence. Workspaces have room for as many sequences as long as the
+longest.
 
-Requests in pages are sequences, too, of a batch as large as they are many. They have lengths instead of offsets, and units are dealt
-out in the same way. Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at lengths, those
-of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill the block
-table.
+Requests in pages are sequences, too, of a batch as large as they are many. They have lengths in place of offsets, and units are
+dealt out in the same way. Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at
+lengths, those of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill
+the block table.
 """
 
 from __future__ import annotations

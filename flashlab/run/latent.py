@@ -32,8 +32,8 @@ def mla(
     `scale=None` is 1/sqrt(192), that of a head before absorption (128 numbers, and 64 of RoPE). `causal` is aligned bottom-right:
     with it, several new tokens are `len_q` queries. `soft_cap` and `sinks` are as in `fl.attention`.
 
-    `lengths=[(1, 4000), (1, 28000)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys), one behind
-    the other, as in `fl.attention`. They have as many queries each.
+    `lengths=[(1, 4000), (1, 28000)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys), one
+    behind the other, as in `fl.attention`. They have as many queries each.
 
     With `block_table`, int32 `(batch, pages)`, latent is a pool of pages, `(pages, 1, page_size, 576)`. `seq_lens`, int32
     `(batch,)`, says how many tokens each request has. Both are as in `fl.attention`. A pool `(pages, page_size, 1, 576)` goes in as

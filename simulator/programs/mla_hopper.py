@@ -97,10 +97,9 @@ def attend(
 
     q (batch, heads, len_q, 576); latent (batch, 1, len_kv, 576); out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32,
     natural logarithm. There is one unit of work per row tile and chunk of 1,024 keys, or of the problem's `chunk`. Latent rows
-    come in boxes of `panel` columns, or row by row. In pages, a box lies in one page. In pages and in a ragged batch, rows behind the
-    last key are cleared. One
-    warpgroup computes S, and hands on P, and what the output of the tiles before is multiplied with. Two warpgroups compute the
-    output, each for half of its columns.
+    come in boxes of `panel` columns, or row by row. In pages, a box lies in one page. There and in a ragged batch, rows behind
+    the last key are cleared. One warpgroup computes S, and hands on P, and what the output of the tiles before is multiplied with.
+    Two warpgroups compute the output, each for half of its columns.
     """
     s, d = splits(problem, tile), problem.head_dim_v
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
