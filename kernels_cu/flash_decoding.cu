@@ -136,10 +136,10 @@ struct FoundUnits {
     // step: load_q (units)
     if (lane_id() == 0) {
       const int head = unit.batch * kv_heads + unit.kv_head;
-      store_shared(sram.told(found % TOLD), make_int4(unit.row_tile, unit.run, unit.keys, head));
 #if RAGGED
       store_shared(sram.told_first(found % TOLD), unit.first_key);
 #endif
+      store_shared(sram.told(found % TOLD), make_int4(unit.row_tile, unit.run, unit.keys, head));
     }
     warp_barrier();
     ++found;
@@ -725,10 +725,11 @@ struct Results {
     // step: store_lse
     if (lane_id() == 0 && lse)
 #if RAGGED
-      store_global(lse + (static_cast<long long>(head) * units.batches + unit.batch) * units.batch.len_q + query, (m + log2_approx(l)) * LN2);
+      store_global(lse + (static_cast<long long>(head) * units.batches + unit.batch) * units.batch.len_q + query,
 #else
-      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query, (m + log2_approx(l)) * LN2);
+      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query,
 #endif
+                   (m + log2_approx(l)) * LN2);
   }
 };
 

@@ -297,11 +297,6 @@ struct Latent {
     if (warp_id() != 0) return;
     // step: load_latent (producer)
     const LatentTile tile = sram.latent(ring.slot);
-#if RAGGED
-    const int batch = 0, row = unit.first_key + j * BC;
-#else
-    const int batch = unit.batch, row = j * BC;
-#endif
 #pragma unroll
     for (int columns = 0; columns < SETS; ++columns) {
       mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
@@ -309,7 +304,11 @@ struct Latent {
         mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
 #pragma unroll
         for (int i = first_panel(columns); i < first_panel(columns) + panels_of(columns); ++i)
-          tma_load(tile.panel(i), latent, batch, 0, row, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
+#if RAGGED
+          tma_load(tile.panel(i), latent, 0, 0, unit.first_key + j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
+#else
+          tma_load(tile.panel(i), latent, unit.batch, 0, j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
+#endif
       }
     }
   }
@@ -629,6 +628,12 @@ struct Total {
   }
 };
 
+// The keys of a sequence whose first offset this is.
+DEVICE int keys_between(const int* offset) {
+  // step: merge (offsets)
+  return load_global<int>(offset + 1) - load_global<int>(offset);
+}
+
 // Adds up what the chunks of a row have. A block has the row, and each of its warps 128 of the columns.
 DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* lengths, const float* partial, const float* partial_m,
                   const float* partial_l, const Shape& batch) {
@@ -639,7 +644,7 @@ DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* 
   // step: merge
   Shape own = batch;
   if (PAGED) own.len_kv = min(max(load_global<int>(lengths + request), 0), batch.len_kv);
-  if (RAGGED) own.len_kv = min(max(load_global<int>(lengths + request + 1) - load_global<int>(lengths + request), 0), batch.len_kv);
+  if (RAGGED) own.len_kv = min(max(keys_between(lengths + request), 0), batch.len_kv);
   const Keys seen = visible_tiles(own, first_row / heads, last_row / heads, BC);
   const int chunks = max(seen.last, 0) / TILES_PER_CHUNK - seen.first / TILES_PER_CHUNK + 1;
   if (chunks == 1) return;  // the unit had the whole row

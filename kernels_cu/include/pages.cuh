@@ -95,8 +95,9 @@ struct Units {
   DEVICE void look_at(Unit& unit, int first) const {
     unit.own_place = first + lane_id();
 #if RAGGED
-    unit.own_first = length_of(lengths, request_at(unit.own_place), batches);
-    const int own_keys = length_of(lengths + 1, request_at(unit.own_place), batches) - unit.own_first;
+    const int request = request_at(unit.own_place);
+    unit.own_first = length_of(lengths, request, batches);
+    const int own_keys = length_of(lengths + 1, request, batches) - unit.own_first;
 #else
     const int own_keys = length_of(lengths, request_at(unit.own_place), batches);
 #endif

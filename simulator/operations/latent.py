@@ -113,6 +113,8 @@ class LatentAttention(Operation):
             "sinks, causal": {"batch": 2, "heads": 3, "len_q": 5, "len_kv": 3, "causal": True, "sinks": True},
             "short chunks": {"batch": 2, "heads": 4, "len_q": 1, "len_kv": 330, "chunk": 128},
             "a long chunk": {"heads": 3, "len_q": 1, "len_kv": 1100, "chunk": 2048},
+            "sequences": {"heads": 3, "lengths": [(1, 600), (1, 1), (1, 0), (1, 70)]},
+            "sequences, causal, sinks": {"heads": 4, "lengths": [(5, 1100), (5, 5), (5, 2)], "causal": True, "sinks": True},
         }.items()
     }  # fmt: skip
     inputs = (
