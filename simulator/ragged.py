@@ -157,8 +157,8 @@ def _launch(
     p, each = problem, [part.launches[index] for part in parts]
     if total.across:
         return _across(total, p)
+    axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
     if p.ragged:
-        axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
         boxes = Counter[Box]()
         for launch, (rows, keys) in zip(each, p.spans, strict=True):
             for box, n in launch.boxes.items():
