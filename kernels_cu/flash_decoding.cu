@@ -6,12 +6,15 @@
 //   partial (batch * kv_heads, places, rows, head_dim), partial_m, partial_l (batch * kv_heads, places, rows)    float32
 //   arrivals (batch * kv_heads, nodes, row tiles, WARPS)    zeros
 //
+// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has keys offsets_kv[s] ..
+// offsets_kv[s + 1] - 1, and partial results as if it were batch s.
+//
 // The query heads that share a KV head, and all queries, are the rows of one tile: row r is query r / G of head r % G. A unit of
 // work is BR rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other.
 // For the tensor cores queries are columns, and keys rows (keys_as_rows.cuh): eight rows of Q are enough for a product.
 //
 // Split-K: each of the WARPS warps that compute has all rows and its own keys of each tile. It copies them for itself, STAGES tiles
-// ahead and on into the next units, so bytes are on their way at all times. In pages it goes through the lengths once, a chunk
+// ahead and on into the next units, so bytes are on their way at all times. With lengths it goes through them once, a chunk
 // ahead of its copies, and tells itself in SRAM which units there are. As many other warps join what these have of a chunk, and merge
 // it with its neighbours: in the meantime the next chunk goes on. What lies in several units is merged by whichever warp comes last
 // to a node of the tree (tree.cuh), as soon as it comes: were it left to the block's end, the block that comes last would merge nearly
@@ -40,7 +43,7 @@ static_assert(BR % 8 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles a
 using QTile = Tile<BR, HEAD_DIM>;
 using WarpTile = CacheTile<WARP_KEYS, HEAD_DIM>;
 constexpr int Q_SLOTS = STAGES + 1;  // a warp may be STAGES units ahead of another that still reads its queries
-constexpr int TOLD = STAGES <= 5 ? 8 : 16, TOLD_BYTES = 16;  // units that a warp is ahead of itself, a power of two
+constexpr int TOLD = STAGES <= 5 ? 8 : 16;  // units that a warp is ahead of itself, a power of two
 constexpr int RING_BYTES = STAGES * WARPS * WarpTile::BYTES;  // of K, and of V
 
 // The outputs of the warps in SRAM, float32. Chunks of 32 bytes change places by the row, against bank conflicts: lanes write eight
@@ -70,8 +73,12 @@ struct Sram {
   DEVICE unsigned v_scale(int stage) const { return k_scale(stage) + OF_K; }
   static constexpr int CHANNEL_BYTES = K_SCALE == CHANNEL ? Q_SLOTS * HEAD_DIM * 4 : 0;
   DEVICE unsigned channels(int slot) const { return m(BR) + OF_V + slot * HEAD_DIM * 4; }
-  // The units that this warp has told itself.
-  DEVICE unsigned told(int slot) const { return m(BR) + OF_K + OF_V + CHANNEL_BYTES + (warp_id() * TOLD + slot) * TOLD_BYTES; }
+  // The units that this warp has told itself, and where their keys begin.
+  static constexpr int TOLD_UNITS = WARPS * TOLD * 16;
+  DEVICE unsigned told(int slot) const { return m(BR) + OF_K + OF_V + CHANNEL_BYTES + (warp_id() * TOLD + slot) * 16; }
+  DEVICE unsigned told_first(int slot) const {
+    return m(BR) + OF_K + OF_V + CHANNEL_BYTES + TOLD_UNITS + (warp_id() * TOLD + slot) * 4;
+  }
 
   DEVICE void name() const {
     name_sram("q", base, Q_SLOTS * QTile::BYTES);
@@ -84,7 +91,7 @@ struct Sram {
     if (K_SCALE == TOKEN) name_sram("k_scale", m(BR), OF_K);
     if (V_SCALE == TOKEN) name_sram("v_scale", m(BR) + OF_K, OF_V);
     if (K_SCALE == CHANNEL) name_sram("k_scale", channels(0), CHANNEL_BYTES);
-    if (PAGED) name_sram("units", m(BR) + OF_K + OF_V + CHANNEL_BYTES, WARPS * TOLD * TOLD_BYTES);
+    if (PAGED || RAGGED) name_sram("units", m(BR) + OF_K + OF_V + CHANNEL_BYTES, TOLD_UNITS + (RAGGED ? WARPS * TOLD * 4 : 0));
   }
 };
 
@@ -110,25 +117,12 @@ struct Walk {
   }
 };
 
-#if PAGED
+#if PAGED || RAGGED
 DEVICE int length_of(const int* lengths, int request, int requests) {
   // step: load_q (lengths)
   lanes_meet();
   return request < requests ? load_global<int>(lengths + request) : 0;
 }
-
-using Loader = PageLoader<WarpTile>;
-DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return {head, x, row_bytes}; }
-
-// Where this lane's row of a tile lies: in K, in V and among the scales of keys.
-struct Rows {
-  int k, v, scale;
-  DEVICE void load_k(const Loader& from, WarpTile tile, int keys) const { from.load(tile, k, keys); }
-  DEVICE void load_v(const Loader& from, WarpTile tile, int keys) const { from.load(tile, v, keys); }
-  DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
-    copy_scales<WARP_KEYS>(to, scales + scale + unit.kv_head * shape.page_size - lane_id(), keys);
-  }
-};
 
 // The units with keys that this warp has found, as it tells itself in SRAM: so it goes through the lengths once.
 struct FoundUnits {
@@ -142,6 +136,9 @@ struct FoundUnits {
     // step: load_q (units)
     if (lane_id() == 0) {
       const int head = unit.batch * kv_heads + unit.kv_head;
+#if RAGGED
+      store_shared(sram.told_first(found % TOLD), unit.first_key);
+#endif
       store_shared(sram.told(found % TOLD), make_int4(unit.row_tile, unit.run, unit.keys, head));
     }
     warp_barrier();
@@ -158,9 +155,34 @@ struct FoundUnits {
     ++unit.number;
     // step: load_q (units)
     const int4 four = load_shared<int4>(sram.told(unit.number % TOLD));
+#if RAGGED
+    unit.first_key = load_shared<int>(sram.told_first(unit.number % TOLD));
+#endif
     unit.row_tile = four.x, unit.run = four.y, unit.keys = four.z;
     unit.batch = four.w / kv_heads, unit.kv_head = four.w - unit.batch * kv_heads;
     return true;
+  }
+};
+#else
+struct FoundUnits {
+  const Units& units;
+  DEVICE FoundUnits(const Units& units, const Sram&) : units(units) {}
+  DEVICE Unit before_first() const { return units.before_first(); }
+  DEVICE bool next(Unit& unit) const { return units.next(unit); }
+};
+#endif
+
+#if PAGED
+using Loader = PageLoader<WarpTile>;
+DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return {head, x, row_bytes}; }
+
+// Where this lane's row of a tile lies: in K, in V and among the scales of keys.
+struct Rows {
+  int k, v, scale;
+  DEVICE void load_k(const Loader& from, WarpTile tile, int keys) const { from.load(tile, k, keys); }
+  DEVICE void load_v(const Loader& from, WarpTile tile, int keys) const { from.load(tile, v, keys); }
+  DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
+    copy_scales<WARP_KEYS>(to, scales + scale + unit.kv_head * shape.page_size - lane_id(), keys);
   }
 };
 
@@ -217,23 +239,32 @@ struct Rows {
   DEVICE void load_k(const Loader& from, WarpTile tile, int keys) const { from.at(own).load(tile, keys); }
   DEVICE void load_v(const Loader& from, WarpTile tile, int keys) const { load_k(from, tile, keys); }
   DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
+#if RAGGED
+    const float* first = scales + static_cast<long long>(unit.kv_head) * shape.len_kv + unit.first_key;
+    copy_scales<WARP_KEYS>(to, first + own * WARP_KEYS, keys);
+#else
     const long long row = static_cast<long long>(unit.batch) * shape.kv_heads + unit.kv_head;
     copy_scales<WARP_KEYS>(to, scales + row * shape.len_kv + own * WARP_KEYS, keys);
+#endif
   }
 };
 
-struct FoundUnits {
-  const Units& units;
-  DEVICE FoundUnits(const Units& units, const Sram&) : units(units) {}
-  DEVICE Unit before_first() const { return units.before_first(); }
-  DEVICE bool next(Unit& unit) const { return units.next(unit); }
-};
-
 struct Lookup {
+#if RAGGED
+  Walk<TILES_PER_CHUNK> walk;
+  DEVICE Lookup(const int*, const Units& units) : walk{units.before_first()} {}
+  DEVICE void look_up(const Units& units, FoundUnits& found) {
+    walk.next(units, units, [&](const Place&) { found.tell(walk.unit); });
+  }
+#else
   DEVICE Lookup(const int*, const Units&) {}
   DEVICE void look_up(const Units&, const FoundUnits&) {}
+#endif
   int own = 0;
-  DEVICE void begin_chunk(int j, const Loader&, const Loader&, const Units&, const FoundUnits&) { own = j * WARPS + warp_id(); }
+  DEVICE void begin_chunk(int j, const Loader&, const Loader&, const Units& units, FoundUnits& found) {
+    own = j * WARPS + warp_id();
+    look_up(units, found);
+  }
   DEVICE Rows next() { return {(own += WARPS) - WARPS}; }
 };
 #endif
@@ -274,7 +305,11 @@ struct Copies : CacheScales {
   }
 
   // Where the rows of this KV head begin: in the sequence, or in page 0.
+#if RAGGED
+  DEVICE const char* first_of(const Tensor& x) const { return row_address(x, 0, walk.unit.kv_head, walk.unit.first_key); }
+#else
   DEVICE const char* first_of(const Tensor& x) const { return row_address(x, PAGED ? 0 : walk.unit.batch, walk.unit.kv_head, 0); }
+#endif
 
   DEVICE void load_tile(int stage) {
     const int own = walk.j * WARPS + warp_id(), keys = units.alone(walk.unit).len_kv - own * WARP_KEYS;
@@ -689,7 +724,12 @@ struct Results {
 
     // step: store_lse
     if (lane_id() == 0 && lse)
-      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query, (m + log2_approx(l)) * LN2);
+#if RAGGED
+      store_global(lse + (static_cast<long long>(head) * units.batches + unit.batch) * units.batch.len_q + query,
+#else
+      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query,
+#endif
+                   (m + log2_approx(l)) * LN2);
   }
 };
 
@@ -728,7 +768,8 @@ DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Cach
                    unsigned* arrivals, const Shape& shape, const Units& units) {
   const Sram sram;
   sram.name();
-  const Results results{out, lse, sinks, partial, partial_m, partial_l, shape, units, arrivals, Room(units.most_runs(), shape.len_kv)};
+  const Results results{out, lse, sinks, partial, partial_m, partial_l, shape, units, arrivals,
+                        Room(units.most_runs(), RAGGED ? shape.longest : shape.len_kv)};
   if (warp_id() < WARPS)
     compute(q, k, v, scales, table, draft_mask, shape, units, sram);
   else
@@ -757,6 +798,15 @@ paged(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* l
       unsigned* arrivals, const Shape shape) {
   decode(q, k, v, GIVEN_SCALES, out, lse, sinks, block_table, GIVEN_DRAFTS, partial, partial_m, partial_l, arrivals, shape,
          Units(shape, seq_lens));
+}
+#elif RAGGED
+extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
+flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const float* sinks,
+               SCALES_OF_CACHE const int* offsets_kv, float* partial, float* partial_m, float* partial_l, unsigned* arrivals,
+               const Shape shape) {
+  const Shape requests = requests_of(shape);
+  decode(by_request(q, requests), k, v, GIVEN_SCALES, by_request(out, requests), lse, sinks, nullptr, nullptr, partial, partial_m,
+         partial_l, arrivals, shape, Units(requests, offsets_kv));
 }
 #else
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)

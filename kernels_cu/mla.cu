@@ -6,6 +6,9 @@
 //   partial (batch, places, rows, VALUE_DIM), partial_m, partial_l (batch, places, rows)    float32
 //   arrivals (batch, nodes, row tiles, warps)    zeros
 //
+// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has rows offsets_kv[s] ..
+// offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s.
+//
 // A latent row is the key of every head, and its first VALUE_DIM numbers are the value. So a tile of rows is loaded once and serves
 // as K and as V. All heads and queries are rows of one tile: row r is query r / heads of head r % heads. A unit of work is BR of
 // them and a chunk of keys, 512 unless callers say how many. A block takes one unit after the other.
@@ -54,7 +57,7 @@ struct Sram {
   }
 };
 
-#if PAGED
+#if PAGED || RAGGED
 DEVICE int length_of(const int* lengths, int request, int requests) {
   // step: load_q (lengths)
   lanes_meet();
@@ -71,6 +74,9 @@ struct Latent {
   const Divisor& page_size;  // 1 without pages
   int request, keys, last;   // keys that there are, and the unit's last tile
   int page = 0;             // of this lane's row of the next tile
+#if RAGGED
+  int first_key;            // where those of the sequence begin
+#endif
 
   DEVICE int key(int j) const { return j * BC + warp_id() * WARP_ROWS + lane_id(); }
 
@@ -104,7 +110,11 @@ struct Latent {
   template <bool WHOLE>
   DEVICE void copy(LatentTile tile, long long own, int left) const {
     // step: load_latent (prefetch)
+#if RAGGED
+    const char* rows = row_address(latent, 0, 0, first_key);
+#else
     const char* rows = row_address(latent, PAGED ? 0 : request, 0, 0);
+#endif
 #pragma unroll(WHOLE ? 4 : 1)
     for (int i = lane_id(); i < WARP_ROWS * LatentTile::CHUNKS; i += 32) {
       const int row = i / LatentTile::CHUNKS, piece = i % LatentTile::CHUNKS;
@@ -278,7 +288,11 @@ struct Results {
   }
   DEVICE float* lse_at(int row) const {
     const int packed = first_row + row;
+#if RAGGED
+    return lse + (static_cast<long long>(packed % group) * units.batches + unit.batch) * units.batch.len_q + packed / group;
+#else
     return lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
+#endif
   }
 
   DEVICE float sink_of(int row) const { return of_head<SINKS>(sinks, (first_row + row) % group, -INF); }
@@ -425,12 +439,15 @@ DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, flo
   const Sram sram;
   sram.name();
   const Divisor group(units.group), page_size(PAGED ? batch.page_size : 1);
-  const Room room(units.most_runs(), batch.len_kv);
+  const Room room(units.most_runs(), RAGGED ? batch.longest : batch.len_kv);
   const Results results{out, lse, sinks, partial, partial_m, partial_l, batch, units, group, arrivals, room};
   for_each_unit(results, [&](const Results& here, const Place& place) {
     const Shape& shape = units.alone(here.unit);
     const Keys tiles = place.tiles_of(place.chunks.first);
     Latent copies{latent, table, batch, sram, page_size, here.unit.batch, shape.len_kv, tiles.last};
+#if RAGGED
+    copies.first_key = here.unit.first_key;
+#endif
     barrier();  // nobody still reads what the unit before has in SRAM
     if (place.has_keys()) {
       load_queries(q, here.unit, place, group, sram.q());
@@ -451,6 +468,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 mla_paged(const Tensor q, const Tensor latent, const Tensor out, float* lse, const float* sinks, const int* block_table,
           const int* seq_lens, float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
   decode(q, latent, out, lse, sinks, block_table, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
+}
+#elif RAGGED
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+mla(const Tensor q, const Tensor latent, const Tensor out, float* lse, const float* sinks, const int* offsets_kv, float* partial,
+    float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
+  const Shape requests = requests_of(shape);
+  decode(by_request(q, requests), latent, by_request(out, requests), lse, sinks, nullptr, partial, partial_m, partial_l, arrivals, shape,
+         Units(requests, offsets_kv));
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

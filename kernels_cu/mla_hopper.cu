@@ -4,6 +4,9 @@
 //   lse (batch, heads, len_q) float32, or NULL    sinks (heads) float32    q, latent and out in float16 or bfloat16
 //   partial (batch, chunks, rows, VALUE_DIM), partial_m, partial_l (batch, chunks, rows)    float32
 //
+// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has rows offsets_kv[s] ..
+// offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s. A box may bring rows of the next one: they are cleared.
+//
 // A unit of work is 64 rows and a chunk of keys, 1,024 unless callers say how many. A block takes one unit after the other. A second
 // launch adds up what the chunks of a row have. All SMs share in that, where the last node of a tree (mla.cu) is left to one.
 // The order is fixed, so no bit depends on the batch.
@@ -51,6 +54,7 @@ constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = PRODUCT / 8, P_STEPS = BC / 16
 constexpr int OUTPUT_WARPS = 8;
 constexpr int SLOT_WARPS = 2;  // that copy a tile from pages
 constexpr bool BOXES = !PAGED || PAGE_BOX;  // TMA brings tiles
+constexpr bool CLEARS = RAGGED || (PAGED && PAGE_BOX);  // a box may bring rows behind the last key
 constexpr int MERGE_WARPS = 4;  // of a row, with 128 columns each
 constexpr int FEW = 4, MANY = 16;  // chunks that such a warp asks for at once
 static_assert(VALUE_DIM == MERGE_WARPS * 128, "a lane has four columns");
@@ -143,7 +147,11 @@ struct Results {
 
   DEVICE void store_lse(int row, float m, float l) const {
     const int packed = first_row + row;
+#if RAGGED
+    float* to = lse + (static_cast<long long>(packed % group) * units.batches + unit.batch) * units.batch.len_q + packed / group;
+#else
     float* to = lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
+#endif
     if (lse) store_global(to, (m + log2_approx(l)) * LN2);
   }
   DEVICE void store_statistics(int row, float m, float l) const {
@@ -165,13 +173,12 @@ DEVICE void for_each_unit(Results results, Work work) {
 // Does a unit have all keys that its rows see?
 DEVICE bool is_whole(const Place& place) { return place.first_chunk == place.last_chunk; }
 
-#if PAGED
+#if PAGED || RAGGED
 DEVICE int length_of(const int* lengths, int request, int requests) {
   // step: load_q (lengths)
   lanes_meet();
   return request < requests ? load_global<int>(lengths + request) : 0;
 }
-
 #endif
 
 #if PAGED && PAGE_BOX
@@ -297,7 +304,11 @@ struct Latent {
         mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
 #pragma unroll
         for (int i = first_panel(columns); i < first_panel(columns) + panels_of(columns); ++i)
+#if RAGGED
+          tma_load(tile.panel(i), latent, 0, 0, unit.first_key + j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
+#else
           tma_load(tile.panel(i), latent, unit.batch, 0, j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
+#endif
       }
     }
   }
@@ -368,7 +379,7 @@ struct Weighing {
 #pragma unroll 1
     for (int j = tiles.first; j <= tiles.last; ++j) {
       // step: load_latent
-      if (PAGED && PAGE_BOX && (j + 1) * BC > shape.len_kv) {
+      if (CLEARS && (j + 1) * BC > shape.len_kv) {
         for (int columns = 0; columns < SETS; ++columns) mbarrier_wait(sram.full(ring.slot, columns), ring.parity);
         clear_rows<1>(sram.latent(ring.slot), shape.len_kv - j * BC, QUERIES);
       }
@@ -617,6 +628,12 @@ struct Total {
   }
 };
 
+// The keys of a sequence whose first offset this is.
+DEVICE int keys_between(const int* offset) {
+  // step: merge (offsets)
+  return load_global<int>(offset + 1) - load_global<int>(offset);
+}
+
 // Adds up what the chunks of a row have. A block has the row, and each of its warps 128 of the columns.
 DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* lengths, const float* partial, const float* partial_m,
                   const float* partial_l, const Shape& batch) {
@@ -627,6 +644,7 @@ DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* 
   // step: merge
   Shape own = batch;
   if (PAGED) own.len_kv = min(max(load_global<int>(lengths + request), 0), batch.len_kv);
+  if (RAGGED) own.len_kv = min(max(keys_between(lengths + request), 0), batch.len_kv);
   const Keys seen = visible_tiles(own, first_row / heads, last_row / heads, BC);
   const int chunks = max(seen.last, 0) / TILES_PER_CHUNK - seen.first / TILES_PER_CHUNK + 1;
   if (chunks == 1) return;  // the unit had the whole row
@@ -644,7 +662,11 @@ DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* 
 
   // step: store_lse
   if (threadIdx.x == 0 && lse)
+#if RAGGED
+    store_global(lse + (static_cast<long long>(head) * batch.batch + request) * batch.len_q + query, (total.m + log2_approx(total.l)) * LN2);
+#else
     store_global(lse + (static_cast<long long>(request) * heads + head) * batch.len_q + query, (total.m + log2_approx(total.l)) * LN2);
+#endif
 }
 
 #if PAGED
@@ -669,6 +691,25 @@ extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
 mla_hopper_paged_merge(const Tensor out, float* lse, const float* sinks, const int* seq_lens, const float* partial, const float* partial_m,
                        const float* partial_l, const Shape shape) {
   merge(out, lse, sinks, seq_lens, partial, partial_m, partial_l, shape);
+}
+#elif RAGGED
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+mla_hopper(const Tensor q, const __grid_constant__ TensorMap latent, const Tensor out, float* lse, const float* sinks,
+           const int* offsets_kv, float* partial, float* partial_m, float* partial_l, const Shape shape) {
+  const Sram sram;
+  open(sram);
+  const Shape requests = requests_of(shape);
+  const Units units(requests, offsets_kv);
+  const Divisor group(units.group);
+  const Tensor outputs = by_request(out, requests);
+  decode(by_request(q, requests), {latent, sram}, {outputs, lse, sinks, partial, partial_m, partial_l, shape, units, group}, sram);
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
+mla_hopper_merge(const Tensor out, float* lse, const float* sinks, const int* offsets_kv, const float* partial, const float* partial_m,
+                 const float* partial_l, const Shape shape) {
+  const Shape requests = requests_of(shape);
+  merge(by_request(out, requests), lse, sinks, offsets_kv, partial, partial_m, partial_l, requests);
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -248,9 +248,9 @@ _HOPPER = Support(
     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(128, 128), Tile(192, 64)),
 )
 _LATENT = Support(
-    dtypes=("float16", "bfloat16"), least=(8, 0), masks=(*COMMON_MASKS, "soft_cap", "sinks", "chunk"), head_dims=range(576, 577),
-    head_dim_v=512, tile=mla_program.accepts,
-    tiles=(None, Tile(16, 32), Tile(32, 64)), instead=None,
+    dtypes=("float16", "bfloat16"), least=(8, 0), masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "chunk"),
+    head_dims=range(576, 577), head_dim_v=512, tile=mla_program.accepts, tiles=(None, Tile(16, 32), Tile(32, 64)),
+    instead=None, same_queries="make a call for each number",
 )  # fmt: skip
 _LATENT_HOPPER = replace(_LATENT, only=(9, 0), tile=mla_hopper_program.accepts, tiles=(None,), instead="mla")
 _HOPPER_BACKWARD = Support(
@@ -267,6 +267,18 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
     kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a")
     about = {name: flash3_program.ABOUT}
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
+
+
+def _decoding(scales: bool, ragged: bool) -> Kernel:
+    """The launch of Flash-Decoding, with scales of quantised K and V or without, for a ragged batch or a plain one."""
+    further = (*_FORWARD, "sinks", *("k_scale", "v_scale") * scales, *("offsets_kv",) * ragged, *_TREE)
+    return Kernel(
+        "flash_decoding",
+        "flash_decoding",
+        further,
+        persistent=True,
+        when=lambda p: (p.quantized, p.ragged) == (scales, ragged),
+    )
 
 
 def _paged(scales: bool, drafts: bool) -> Kernel:
@@ -289,6 +301,17 @@ def _cascade(*, lengths: bool) -> tuple[Kernel, ...]:
         Kernel("cascade", f"cascade_{entry}", (*each, *own), when=lambda p: (p.lengths is not None) == lengths)
         for entry, each in entries.items()
     )
+
+
+def _latent_hopper(*, ragged: bool) -> tuple[Kernel, ...]:
+    """The launches of latent attention on Hopper, for a ragged batch or for a plain one."""
+    further = "lse", "sinks", *("offsets_kv",) * ragged, *_PARTIAL
+    return (
+        Kernel("mla_hopper", "mla_hopper", ("q", "latent", "out", *further), (("latent", "cols"),), "sm_90a", persistent=True,
+               when=lambda p: p.ragged == ragged),
+        Kernel("mla_hopper", "mla_hopper_merge", ("out", *further), arch="sm_90a",
+               when=lambda p: p.ragged == ragged and mla_hopper_program.merges(p, mla_hopper_program.TILE)),
+    )  # fmt: skip
 
 
 def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
@@ -362,12 +385,9 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
-            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "sinks", *_TREE), persistent=True,
-                    when=lambda p: not p.quantized),
-             Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "sinks", "k_scale", "v_scale", *_TREE), persistent=True,
-                    when=lambda p: p.quantized)),
-            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", *OF_CACHES), tile=few_rows,
-                    tiles=(None, Tile(16, 16), Tile(32, 32))),
+            tuple(_decoding(scales, ragged) for scales in (False, True) for ragged in (False, True)),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES), tile=few_rows,
+                    tiles=(None, Tile(16, 16), Tile(32, 32)), same_queries="use flash2 or flash3"),
             about=flash_decoding_program.ABOUT, follows="flash2",
         ),
         Algorithm(
@@ -387,21 +407,20 @@ CATALOGUE = {
         ),
         Algorithm(
             "mla", mla, mla_formula.mla, None,
-            (Kernel("mla", "mla", ("q", "latent", "out", "lse", "sinks", *_TREE), persistent=True),),
+            (Kernel("mla", "mla", ("q", "latent", "out", "lse", "sinks", *_TREE), persistent=True, when=lambda p: not p.ragged),
+             Kernel("mla", "mla", ("q", "latent", "out", "lse", "sinks", "offsets_kv", *_TREE), persistent=True,
+                    when=lambda p: p.ragged)),
             _LATENT, about=mla_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(
             "mla_paged", mla_paged, mla_paged_formula.mla_paged, None,
             (Kernel("mla", "mla_paged", ("q", "latent", "out", "lse", "sinks", *_REQUESTS, *_TREE), persistent=True),),
-            replace(_LATENT, masks=(*_LATENT.masks, "lengths"), instead="mla"),
+            replace(_LATENT, instead="mla"),
             about=mla_paged_program.ABOUT, follows="mla",
         ),
         Algorithm(
             "mla_hopper", mla_hopper, mla_hopper_formula.mla_hopper, None,
-            (Kernel("mla_hopper", "mla_hopper", ("q", "latent", "out", "lse", "sinks", *_PARTIAL), (("latent", "cols"),), "sm_90a",
-                    persistent=True),
-             Kernel("mla_hopper", "mla_hopper_merge", ("out", "lse", "sinks", *_PARTIAL), arch="sm_90a",
-                    when=lambda p: mla_hopper_program.merges(p, mla_hopper_program.TILE))),
+            (*_latent_hopper(ragged=False), *_latent_hopper(ragged=True)),
             _LATENT_HOPPER, about=mla_hopper_program.ABOUT, follows="mla",
         ),
         Algorithm(
@@ -409,7 +428,7 @@ CATALOGUE = {
             (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", "sinks", *_REQUESTS, *_PARTIAL),
                     (("latent", "page"),), "sm_90a", persistent=True),
              Kernel("mla_hopper", "mla_hopper_paged_merge", ("out", "lse", "sinks", "seq_lens", *_PARTIAL), arch="sm_90a")),
-            replace(_LATENT_HOPPER, masks=(*_LATENT.masks, "lengths"), instead="mla_paged"),
+            replace(_LATENT_HOPPER, instead="mla_paged"),
             about=mla_hopper_paged_program.ABOUT, follows="mla_hopper",
         ),
         Algorithm(

@@ -29,7 +29,7 @@ class Config:
     - `persistent`: there is one block per SM, and it takes row tiles one after the other.
     - `dynamic`: after its first one, a persistent block draws each row tile from a counter that all blocks share.
     - `told`: one thread of a block works out which tiles it takes, and where they lie, and tells all its other warps in SRAM.
-    - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
+    - `walks`: how often a block goes through the lengths of all sequences, for K and V in pages or of a ragged batch.
     - `sorted`: of requests in pages, blocks take row tiles of long ones first. For each, a warp looks at the lengths of the 32
       requests around it.
     - `fragment_rows`: of how many rows of Q a fragment of the tensor cores is. 8, where these are the columns of its products.

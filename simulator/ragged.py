@@ -17,11 +17,15 @@ Or the first launch of a backward pass puts the key tiles of all sequences in on
 to count the tiles that come before. What it finds out takes 32 bytes of HBM. A block of the main launch reads them, and
 looks for nothing.
 
-Requests in pages are sequences, too, of a batch as large as they are many. The grid doesn't know how long they are: a persistent
-block goes through the lengths and deals the units of all requests out as it goes (pages.cuh). Whoever walks over the units does so
-(`Config.walks`). Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at lengths, those
-of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill the block
-table.
+Where few queries meet many keys, sequences have as many queries each, and the grid doesn't know how many keys they have. A
+persistent block goes through offsets_kv, and deals the units of all sequences out as it goes (pages.cuh). Whoever walks over the
+units does so (`Config.walks`), and reads two numbers of each sequence. Workspaces have room for as many sequences as long as the
+longest.
+
+Requests in pages are sequences, too, of a batch as large as they are many. They have lengths in place of offsets, and units are
+dealt out in the same way. Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at
+lengths, those of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill
+the block table.
 """
 
 from __future__ import annotations
@@ -107,10 +111,10 @@ def joined(
 ) -> Counts:
     """The counts of a ragged batch from those of its sequences, in their order. `count` has those of another sequence."""
     total, tile = summed(parts, problem), config.tile
-    if problem.ragged:
+    if problem.ragged and not config.walks:
         tensors = {name: _whole(spec, parts, problem, operation, tile) for name, spec in total.tensors.items()}
     else:
-        longest = count(problem.sequence(problem.len_q, problem.len_kv))
+        longest = count(problem.sequence(problem.padded.len_q, problem.padded.len_kv))
         tensors = {name: _for_all(spec, problem, operation, tile) for name, spec in longest.tensors.items()}
     launches = tuple(_launch(launch, i, parts, problem, operation, config) for i, launch in enumerate(total.launches))
     same = Counter(part.problem for part in parts)
@@ -142,7 +146,7 @@ def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Ope
 def _for_all(spec: Spec, problem: Problem, operation: Operation, tile: Tile) -> Spec:
     """An array of all requests, from that of the longest."""
     if spec.role == "workspace":
-        return spec if spec.shared else replace(spec, heads=problem.batch * spec.heads)
+        return spec if spec.shared else replace(spec, heads=problem.padded.batch * spec.heads)
     return operation.operand(spec.name, problem).spec(problem, tile, spec.role)
 
 
@@ -153,7 +157,15 @@ def _launch(
     p, each = problem, [part.launches[index] for part in parts]
     if total.across:
         return _across(total, p)
-    if not p.ragged:
+    axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
+    if p.ragged:
+        boxes = Counter[Box]()
+        for launch, (rows, keys) in zip(each, p.spans, strict=True):
+            for box, n in launch.boxes.items():
+                first = rows.start if "len_q" in axes[box.tensor] else keys.start
+                boxes[box._replace(row=first + box.row)] += n
+        total = replace(total, boxes=boxes)
+    if config.walks or not p.ragged:
         common = {x.name for x in operation.taken(p) if {"batch", "pages"}.isdisjoint(x.axes)}
         distinct = {
             (name, way): max(launch.distinct.get((name, way), 0) for launch in each) if name in common else n
@@ -161,12 +173,7 @@ def _launch(
         }
         peak = max(launch.sram_peak for launch in each)
         return _dealt(replace(total, sram_peak=peak, distinct=distinct), index, p, parts[0].device, config)
-    axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
-    boxes, distinct = Counter[Box](), dict(total.distinct)
-    for launch, (rows, keys) in zip(each, p.spans, strict=True):
-        for box, n in launch.boxes.items():
-            first = rows.start if "len_q" in axes[box.tensor] else keys.start
-            boxes[box._replace(row=first + box.row)] += n
+    distinct = dict(total.distinct)
     for name, way in distinct:
         if name in axes and axes[name].isdisjoint(APART):  # all sequences have it in common
             distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
@@ -200,7 +207,6 @@ def _launch(
         sram_peak=max(launch.sram_peak for launch in each),
         ledger=ledger,
         distinct=distinct,
-        boxes=boxes,
         walk=None,
     )
 
@@ -220,17 +226,18 @@ def _put_in_order(ledger: dict[Entry, int], distinct: dict[tuple[str, str], int]
 def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, config: Config) -> LaunchCounts:
     """A launch whose persistent blocks deal out the units of all requests. Blocks of a further launch have a request each, whose
     length every warp looks up to merge."""
-    ledger, distinct, lengths = dict(total.ledger), dict(total.distinct), _NUMBER * problem.batch
+    ledger, distinct, requests = dict(total.ledger), dict(total.distinct), problem.padded.batch
+    name, each = ("offsets_kv", 2 * _NUMBER) if problem.ragged else ("seq_lens", _NUMBER)
     if total.blocks:
         blocks = config.grid(problem, device, total.blocks)
-        walked = lengths * config.walks * blocks
+        walked = each * requests * config.walks * blocks
         if config.sorted:
-            walked = _NUMBER * total.blocks // problem.batch * sum(n * n for n in sorted_together(problem.batch))
-        dealt = Entry("load_q", "seq_lens", "hbm.read"), walked
-        looked_up = Entry("merge", "seq_lens", "hbm.read"), _NUMBER * total.warps * total.blocks
+            walked = each * total.blocks // requests * sum(n * n for n in sorted_together(requests))
+        dealt = Entry("load_q", name, "hbm.read"), walked
+        looked_up = Entry("merge", name, "hbm.read"), each * total.warps * total.blocks
         entry, read = looked_up if index else dealt
         ledger[entry] = read
-        distinct["seq_lens", "read"] = lengths
+        distinct[name, "read"] = _NUMBER * (requests + problem.ragged)
         for entry, n in total.ledger.items():
             if entry.tensor == WORK and config.persistent:  # of each row tile, and that none is left
                 ledger[entry] = n // total.blocks * (total.blocks + blocks)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.config import padded, warps_for
 from simulator.devices import Device
-from simulator.errors import Unavailable, UsageError
+from simulator.errors import Said, Unavailable, UsageError
 from simulator.names import DType
 from simulator.problem import COMMON_MASKS, DTYPES, FP8, Problem, Tile
 
@@ -78,6 +78,8 @@ class Support:
     head_dims: range = range(1, 257)
     head_dim_v: int | None = None
     """The head dim of V, where it isn't that of Q and K."""
+    same_queries: str | None = None
+    """What to do with sequences that have different numbers of queries, where these kernels take as many of each."""
     tile: Callable[[Tile, Problem], str | None] = fragments
     tiles: tuple[Tile | None, ...] = (None,)
     instead: str | None = "flash2"
@@ -98,6 +100,9 @@ class Support:
         if (problem.dtype == FP8) != self.eight_bit:
             halves = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
             return UsageError("dtype", problem.dtype, f"{FP8 if self.eight_bit else halves} for {name}")
+        if self.same_queries and len(queries := {len(rows) for rows, _ in problem.spans}) > 1:
+            accepted = f"as many of each sequence for {name}: {self.same_queries}"
+            return UsageError("lengths", Said(f"{min(queries):,} to {max(queries):,} queries"), accepted)
         if device is None:
             return None
         return self._of_kernels(name, problem, device) or self._of_tile(tile, problem)

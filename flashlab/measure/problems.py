@@ -105,6 +105,14 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         for word, causal in (("full", False), ("causal", True))
     }
 
+    # Of few queries, where sequences have as many each.
+    even: dict[str, dict[str, Any]] = {
+        f"sequences {word}": {
+            "batch": 1, "heads": 8, "kv_heads": 2, "lengths": [(2, n) for n in (2999, 0, 1, 700)], "head_dim": 64, "causal": causal,
+        }
+        for word, causal in (("full", False), ("causal", True))
+    }  # fmt: skip
+
     # With gradients of the LSE and of sinks, where a backward pass knows them.
     graded: dict[str, dict[str, Any]] = {
         "dlse causal": {**shapes["fewer-queries"], "causal": True, "dlse": True},
@@ -154,7 +162,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         }
         known = set(row.support.masks)
         masked |= scored if set(SCORES) <= known else {}
-        masked |= pages if paged else sequences if "lengths" in known else {}
+        masked |= pages if paged else even if row.support.same_queries else sequences if "lengths" in known else {}
         masked |= drafted if "drafts" in known else {}
         if (
             row.operation is not BACKWARD and {"soft_cap", "sinks"} <= known and "alibi" not in known

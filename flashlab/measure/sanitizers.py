@@ -225,6 +225,12 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "sinks, empty rows": {**empty, "sinks": True},
         "sequences": sequences,
         "sequences, sinks": {**sequences, "sinks": True},
+        "sequences, few queries": {
+            **sequences,
+            "heads": 4,
+            "kv_heads": 2,
+            "lengths": [(3, n) for n in (700, 0, 2, 97, 16)],
+        },
         # whole rows of 16 bytes: nobody writes their padding, but it is read with the rest
         "mask": {**fewer, "len_kv": 240, "mask": "dense"},
         "bits": {**ragged, "mask": "bits"},
@@ -262,8 +268,9 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
             whole = {"head_dim": 48} if row.support.eight_bit and shape["head_dim"] == 40 else {}
             sizes: dict[str, Any] = {"batch": 1, "dtype": dtype, **shape, **whole}
             problem = Problem(**sizes)
-            if problem.unknown_mask(row.support.masks, algorithm) is None:
-                yield name, row.operation.fitted(problem)
+            fitted = row.operation.fitted(problem)
+            if problem.unknown_mask(row.support.masks, algorithm) is None and row.refusal(fitted) is None:
+                yield name, fitted
 
     return [
         Case(f"{algorithm} {problem.dtype} {name}", algorithm, problem, lse=True)

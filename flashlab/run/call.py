@@ -49,7 +49,8 @@ def attention(
 
     `lengths=[100, (1, 300)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys, or as many
     of both), one behind the other: each query sees keys of its own sequence. They are numbers of Python's, which the plan is
-    made for: what `cu_seqlens` holds is made of them. `flash2` and `flash3` take them.
+    made for: what `cu_seqlens` holds is made of them. `flash2` and `flash3` take them, and `flash_decoding` if
+    all sequences have as many queries.
 
     `causal` is aligned bottom-right, `window=(left, right)` inclusive; `soft_cap` bounds the scores. `sinks`, a logit per
     head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same

@@ -18,7 +18,7 @@ __all__ = ["mla"]
 def mla(
     q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, sinks: Any = None, algorithm: str | Program = "auto",
     out: Any = None, lse: bool = False, causal: bool = False, window: Any = None, scale: float | None = None,
-    soft_cap: float | None = None, chunk: int | None = None, tile: TileLike = None, backend: Backend = "gpu",
+    soft_cap: float | None = None, lengths: Any = None, chunk: int | None = None, tile: TileLike = None, backend: Backend = "gpu",
     device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """DeepSeek's latent attention, in the absorbed form that decodes: arrays of CuPy, torch or JAX in GPU memory in, the same kind
@@ -31,6 +31,9 @@ def mla(
 
     `scale=None` is 1/sqrt(192), that of a head before absorption (128 numbers, and 64 of RoPE). `causal` is aligned bottom-right:
     with it, several new tokens are `len_q` queries. `soft_cap` and `sinks` are as in `fl.attention`.
+
+    `lengths=[(1, 4000), (1, 28000)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys), one
+    behind the other, as in `fl.attention`. They have as many queries each.
 
     With `block_table`, int32 `(batch, pages)`, latent is a pool of pages, `(pages, 1, page_size, 576)`. `seq_lens`, int32
     `(batch,)`, says how many tokens each request has. Both are as in `fl.attention`. A pool `(pages, page_size, 1, 576)` goes in as
@@ -61,5 +64,5 @@ def mla(
     given = {"q": q, "latent": latent, "sinks": sinks, **pages}
     return paged.attention(
         PAGED_LATENT if in_pages else LATENT, given, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device,
-        out=out, causal=causal, window=window, scale=scale, soft_cap=soft_cap, chunk=chunk,
+        out=out, causal=causal, window=window, scale=scale, soft_cap=soft_cap, lengths=lengths, chunk=chunk,
     )  # fmt: skip

@@ -17,8 +17,11 @@ from simulator.operations.attention import ATTENTION
 SHORT: list[Any] = [1, 17, 64, 0, 33, 5]
 LONG: list[Any] = [3, (71, 131), 2, (0, 9), (40, 0), (31, 12)]
 """One long sequence among short ones, some of them without queries or keys."""
+FEW: list[Any] = [(3, 131), (3, 0), (3, 1), (3, 65), (3, 300)]
+"""As many queries of each sequence, as those who split the keys want."""
 TILE = (64, 32)
-"""Both the batch and a sequence alone are run with it. The default may be another one in a ragged batch."""
+"""Both the batch and a sequence alone are run with it, or with the first tile that the target says it takes. The default may be
+another one in a ragged batch."""
 
 
 def ragged(bench: Bench) -> Iterator[Trial]:
@@ -28,16 +31,19 @@ def ragged(bench: Bench) -> Iterator[Trial]:
             ("causal, GQA", {"lengths": LONG, "causal": True, "heads": 4, "kv_heads": 2}),
             ("window, short ones", {"lengths": SHORT, "window": (20, 3)}),
             ("soft cap, sinks, ALiBi", {"lengths": LONG, **EVERY_SCORE}),
+            ("few queries, causal, GQA", {"lengths": FEW, "causal": True, "heads": 4, "kv_heads": 2}),
+            ("few queries, soft cap, sinks", {"lengths": FEW, "soft_cap": 2.0, "sinks": True}),
         ):
             yield fitted(bench, word, usual(dtype, len_q=None, **changes), _ragged, lambda p: p.lengths is not None)
 
 
 def _ragged(bench: Bench, p: Problem) -> float:
+    tile = next(filter(None, bench.target.tiles), TILE)
     arrays = bench.draw(p, "biased")
     expected = bench.expect(p, arrays)
     bench.check_oracles(p, arrays, expected)
     plain = bench.run(p, arrays)
-    worst, together = held(judge(expected, plain.out, plain.lse)).worst, bench.run(p, arrays, tile=TILE)
+    worst, together = held(judge(expected, plain.out, plain.lse)).worst, bench.run(p, arrays, tile=tile)
     longest = sorted(range(len(p.spans)), key=lambda s: len(p.spans[s][0]))[-2:]
     for s, garbage in zip(longest, (math.inf, math.nan), strict=True):
         with np.errstate(invalid="ignore"):
@@ -45,7 +51,7 @@ def _ragged(bench: Bench, p: Problem) -> float:
         if not _rows(p, s, littered).same_bits(_rows(p, s, plain)):
             raise Failure(f"sequence {s} changes when {garbage} lies in the rows of the others")
         one, alone = p.sequences[s].replace(lengths=None), _cut(p, s, arrays)
-        a, b = _rows(p, s, together), bench.run(one, alone, tile=TILE)
+        a, b = _rows(p, s, together), bench.run(one, alone, tile=tile)
         if bench.target.bitwise and not a.same_bits(b):
             raise Failure(f"sequence {s} has other bits alone than in a ragged batch of {len(p.spans)}")
         worst = max(worst, near(a, b, bench.expect(one, alone), what=f"sequence {s} alone and in a ragged batch"))

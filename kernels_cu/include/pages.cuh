@@ -1,4 +1,4 @@
-// K and V in pages (PAGED): how the units of requests of any lengths are dealt out.
+// Requests of any lengths, whose K and V lie in pages (PAGED) or one behind the other (RAGGED): how their units are dealt out.
 //
 // The grid doesn't know how long requests are. So a block goes through the lengths, 32 requests at a time: each lane has one, and
 // a prefix sum of their units says whose the next unit is. It does so in phases. First come the runs that others follow, then the last
@@ -13,13 +13,31 @@
 constexpr int CLASSES = 4;
 constexpr int PHASE = 1 << 28;  // requests of a phase are numbered from a multiple of it
 
-// The length of a request, of `requests`. It is in the kernel, because reads are marked there.
+// The length of a request, of `requests`. Of offsets (RAGGED) it is where the request's keys begin, and with those from the second
+// one on where they end. It is in the kernel, because reads are marked there.
 DEVICE int length_of(const int* lengths, int request, int requests);
 
 // As without pages, and the keys of its request. A warp that walks over units also keeps where it is: `number` counts from the first
 // unit of 32 requests, and its next unit is `step` further. Each lane has one of these, by its number and phase, its keys, and how
 // many units come before the next one's.
-struct Unit { int row_tile, run, kv_head, batch, keys, number, step, own_place, own_keys, before_next; };
+struct Unit {
+  int row_tile, run, kv_head, batch, keys, number, step, own_place, own_keys, before_next;
+#if RAGGED
+  int first_key, own_first;  // where the unit's keys begin in K and V, and those of this lane's request
+#endif
+};
+
+// The sequences of a ragged batch as requests, which have as many queries each: so in q and out, too, a request is a batch.
+DEVICE Shape requests_of(const Shape& ragged) {
+  Shape requests = ragged;
+  requests.batch = ragged.sequences, requests.len_q = ragged.len_q / ragged.sequences, requests.len_kv = ragged.longest;
+  return requests;
+}
+DEVICE Tensor by_request(const Tensor& queries, const Shape& requests) {
+  Tensor x = queries;
+  x.batch = requests.len_q * x.row;
+  return x;
+}
 
 // All units: the runs that others follow, then the last ones. Those that share keys follow one another. Of each gridDim.x units a
 // block takes one.
@@ -48,7 +66,7 @@ struct Units {
   // The problem that the unit's request is alone.
   DEVICE Shape alone(const Unit& unit) const { return alone_with(unit.keys); }
   DEVICE int runs_of(const Unit& unit) const { return ::most_runs(alone(unit), group); }
-  // Of the longest request that the block table has room for.
+  // Of the longest request that there is room for.
   DEVICE int most_runs() const { return ::most_runs(batch, group); }
 
  private:
@@ -76,7 +94,14 @@ struct Units {
 
   DEVICE void look_at(Unit& unit, int first) const {
     unit.own_place = first + lane_id();
-    unit.own_keys = min(max(length_of(lengths, request_at(unit.own_place), batches), 0), batch.len_kv);  // the table has no more
+#if RAGGED
+    const int request = request_at(unit.own_place);
+    unit.own_first = length_of(lengths, request, batches);
+    const int own_keys = length_of(lengths + 1, request, batches) - unit.own_first;
+#else
+    const int own_keys = length_of(lengths, request_at(unit.own_place), batches);
+#endif
+    unit.own_keys = min(max(own_keys, 0), batch.len_kv);  // there is no room for more
     if (RUN > 1 && are_last(first) && any_lane(belongs(unit.own_keys, first))) sort(unit);
     const int runs = are_last(first) ? belongs(unit.own_keys, first) : ::most_runs(alone_with(unit.own_keys), group) - 1;
     unit.before_next = request_at(unit.own_place) < batches ? runs * kv_heads * row_tiles : 0;
@@ -98,6 +123,9 @@ struct Units {
         own = ((lane_id() & apart) == 0) == ((lane_id() & size & 31) == 0) ? max(own, other) : min(own, other);
       }
     unit.own_place = shuffle(unit.own_place, own % 32), unit.own_keys = shuffle(unit.own_keys, own % 32);
+#if RAGGED
+    unit.own_first = shuffle(unit.own_first, own % 32);
+#endif
   }
 
   // n / runs, the heads whose runs all come before run n. Each lane tries a number of heads.
@@ -122,6 +150,9 @@ struct Units {
     const int rest = unit.number - (lane > 0 ? before : 0), runs_before = rest / row_tiles;
     const int place = shuffle(unit.own_place, lane);
     unit.batch = request_at(place), unit.keys = shuffle(unit.own_keys, lane);
+#if RAGGED
+    unit.first_key = shuffle(unit.own_first, lane);
+#endif
     unit.row_tile = rest - runs_before * row_tiles;
     const int last_run = runs_of(unit) - 1, runs = are_last(place) ? 1 : last_run;
     unit.kv_head = heads_in(runs_before, runs), unit.run = are_last(place) ? last_run : runs_before - unit.kv_head * runs;

@@ -108,7 +108,10 @@ DEVICE int most_runs(const Shape& shape, int group) {
 #ifndef PAGED
 #define PAGED 0
 #endif
-#if PAGED
+#ifndef RAGGED
+#define RAGGED 0
+#endif
+#if PAGED || RAGGED
 #include "pages.cuh"
 #else
 // What a block computes before it moves on: BR rows of a KV head's queries, and a run of chunks that they see, by its number among

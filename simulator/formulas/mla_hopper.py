@@ -62,7 +62,7 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
     book.add("load_latent", "latent", hbm_read=tiles * tile.cols * wide if in_boxes else keys * t["latent"].row_bytes)
     if p.page_size is not None:
         count_look_ups(book, "load_latent", s, config)
-    if config.page_box:
+    if config.page_box or p.ragged:
         book.add("load_latent", "latent", sram_write=(tiles * tile.cols - keys) * wide)  # rows that are cleared
     if seen:
         begin, end = min(first for first, _ in seen) * tile.cols, max(stop for _, stop in seen) * tile.cols

@@ -18,7 +18,7 @@ from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.fields import Lengths
 from simulator.names import DType
-from simulator.operations.attention import ATTENTION, check_sinks
+from simulator.operations.attention import ATTENTION, check_optional
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.operations.paged import PagedAttention, Pool
 from simulator.problem import Problem, Tile
@@ -113,12 +113,15 @@ class LatentAttention(Operation):
             "sinks, causal": {"batch": 2, "heads": 3, "len_q": 5, "len_kv": 3, "causal": True, "sinks": True},
             "short chunks": {"batch": 2, "heads": 4, "len_q": 1, "len_kv": 330, "chunk": 128},
             "a long chunk": {"heads": 3, "len_q": 1, "len_kv": 1100, "chunk": 2048},
+            "sequences": {"heads": 3, "lengths": [(1, 600), (1, 1), (1, 0), (1, 70)]},
+            "sequences, causal, sinks": {"heads": 4, "lengths": [(5, 1100), (5, 5), (5, 2)], "causal": True, "sinks": True},
         }.items()
     }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
         Operand(name="latent", axes=("batch", "kv_heads", "len_kv", "head_dim")),
         ATTENTION.operand("sinks"),
+        ATTENTION.operand("offsets_kv"),
     )
     outputs = ATTENTION.outputs
 
@@ -131,9 +134,9 @@ class LatentAttention(Operation):
         return latent_problem(len_kv=arrays["latent"].shape[2], **posed).replace(**_asked(masks))
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
-        """As for any operation, with a look at NumPy's sinks."""
+        """As for any operation. What NumPy's optional arrays hold is looked at, too."""
         super().check(problem, arrays, tile)
-        check_sinks(arrays)
+        check_optional(problem, arrays)
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         return super().refusal(problem, by) or refusal(problem)

@@ -37,10 +37,11 @@ MOST_ROW_TILES = 1 << 22
 """The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
 MOST_KEYS = 1 << 62
 """Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
-UNIT_BYTES = 16
-"""Of what a warp tells itself of a unit: row tile, run, keys, and its KV head among those of all requests."""
-MOST_PAGED = 8
-"""The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
+WALKS = 2
+"""How often a block walks over its units where sequences have lengths, per warp that computes: to find keys, and another one to
+merge. To copy and to compute, a warp has told itself in SRAM."""
+MOST_APART = 8
+"""The most chunks of a run where sequences have lengths. The device alone may know them, and many short runs come out even."""
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
 FEW_ROWS = 8
@@ -52,7 +53,7 @@ SORTED = 32
 CLASSES = 4
 AT_A_TIME = 4096
 """Row tiles that are looked at together."""
-_REGISTERS, _REGISTERS_PAGED = 96, 64  # of a thread, for results that wait for their neighbours
+_REGISTERS, _REGISTERS_APART = 96, 64  # of a thread, for results that wait for their neighbours
 
 
 class Node(NamedTuple):
@@ -204,7 +205,7 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
         return run * -(-units // device.sms)
 
     registers = -(-padded(tile.rows, FRAGMENT) // warps) * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
-    room, most = (_REGISTERS, inf) if problem.page_size is None else (_REGISTERS_PAGED, MOST_PAGED)
+    room, most = (_REGISTERS_APART, MOST_APART) if problem.apart else (_REGISTERS, inf)
     runs = [2**n for n in range(room // registers + 1) if 2**n <= most]
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
 
@@ -229,6 +230,7 @@ def pays(problem: Problem, device: Device) -> bool:
     >>> [pays(decode.replace(len_q=n), DEVICES["a100-80"]) for n in (1, 2, 3)]
     [True, True, False]
     """
+    problem = problem.padded
     rows = problem.len_q * problem.queries_per_kv
     if problem.dtype == "float32" or device.compute_capability != (9, 0) or rows <= FEW_ROWS:
         return rows <= FEW_ROWS
@@ -238,25 +240,31 @@ def pays(problem: Problem, device: Device) -> bool:
 
 
 def passes(problem: Problem, run: int) -> int:
-    """How often who walks over units in pages goes through the lengths: for the runs that others follow, and for the last ones, of
-    more than `SORTED` requests for each class of them. Runs of one chunk are alike.
+    """How often who walks over units of sequences goes through the lengths: for the runs that others follow, and for the last ones,
+    of more than `SORTED` requests for each class of them. Runs of one chunk are alike.
 
     >>> decode = Problem(batch=64, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16", page_size=16)
     >>> passes(decode, 8), passes(decode, 1), passes(decode.replace(batch=32), 8)
     (5, 2, 2)
     """
-    return 1 + (CLASSES if run > 1 and problem.batch > SORTED else 1)
+    return 1 + (CLASSES if run > 1 and problem.padded.batch > SORTED else 1)
+
+
+def unit_bytes(problem: Problem) -> int:
+    """Of what a warp tells itself of a unit: row tile, run, keys, and its KV head among those of all sequences. Where these lie one
+    behind the other, also where the keys begin. Nothing, where units follow from the grid."""
+    return (20 if problem.ragged else 16) if problem.apart else 0
 
 
 def told_words(problem: Problem, stages: int) -> int:
-    """Words of SRAM in which a warp tells itself its next units, in pages: for each unit that it may be ahead."""
+    """Words of SRAM in which a warp tells itself its next units: for each unit that it may be ahead."""
     ahead = 8 if stages <= 5 else 16
-    return 0 if problem.page_size is None else ahead * UNIT_BYTES // 4
+    return ahead * unit_bytes(problem) // 4
 
 
 def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
     """SRAM per block: the queries of the units whose keys are on their way, the ring of K and V, what the warps have of a unit,
-    for those that merge, and in pages the next units."""
+    for those that merge, and with lengths the next units."""
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
     rows, cols = padded(tile.rows, FRAGMENT), padded(tile.cols)
     queries, ring = (stages + 1) * rows * d * problem.itemsize, stages * cols * (d + dv) * problem.kv_itemsize
@@ -278,7 +286,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     if tile is not None:
         candidates = [Tile.parse(tile)]
     else:
-        packed = problem.len_q * problem.queries_per_kv
+        packed = problem.padded.len_q * problem.queries_per_kv
         candidates = [Tile(8 if packed <= 8 else MOST_PACKED, cols) for cols in (128, 64, 32, 16)]
     depths = (6, 5, 4, 3, 2, 1) if device.compute_capability >= (8, 0) else (1,)  # 1: there is no cp.async
     ways = [(chosen, stages) for chosen in candidates for stages in depths]
@@ -287,6 +295,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         warps = warps_for(chosen.cols)
         needed = sram_bytes(problem, chosen, warps, stages)
         if needed <= device.sram_per_block:
+            run = run_for(problem, chosen, warps, device)
             return Config(
                 tile=chosen,
                 warps=warps,
@@ -295,8 +304,9 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 and padded(chosen.rows, FRAGMENT) * d * max(2, query_parts(problem)) <= 2 * 16 * 128,
                 blocks_per_sm=1,
                 persistent=True,
+                walks=passes(problem, run) * WALKS * warps if problem.apart else 0,
                 fragment_rows=FRAGMENT,
-                constants=(("RUN", run_for(problem, chosen, warps, device)), *features(problem)),
+                constants=(("RUN", run), *features(problem)),
             )
     raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
 
@@ -431,7 +441,7 @@ def decode(
         if block.walk:
             block.step("load_q")
             if told:
-                block.tell("units", 2, UNIT_BYTES * w)  # by each warp to itself: to copy and to compute
+                block.tell("units", 2, unit_bytes(problem) * w)  # by each warp to itself: to copy and to compute
             q_i = block.load(q, i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
             scales.fetch(block)
             scales.find_factors(block, q_i)

@@ -16,13 +16,15 @@ from simulator.operations.latent import LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash_decoding import ABOUT as DECODING
-from simulator.programs.flash_decoding import Splits, Tree, climb
+from simulator.programs.flash_decoding import Splits, Tree, climb, passes
 from simulator.programs.scores import soft_cap
 from simulator.tensors import HbmTensor
 
 CHUNK = 512
 """Keys of a chunk, whatever the tile is."""
 STAGES = 2
+WALKS = 2
+"""How often each warp walks over its block's units: to compute them, and to merge what lies in several."""
 
 
 def row_warps(tile: Tile) -> int:
@@ -61,7 +63,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     if tile is not None:
         candidates = [Tile.parse(tile)]
     else:
-        packed = problem.len_q * problem.queries_per_kv
+        packed = problem.padded.len_q * problem.queries_per_kv
         rows = next((n for n in (16, 32) if packed <= n), 64)
         candidates = [Tile(n, cols) for n in (64, 32, 16) if n <= rows for cols in (64, 32)]
     needed = 0
@@ -76,7 +78,13 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 *features(problem),
             )
             return Config(
-                tile=chosen, warps=warps, stages=STAGES, blocks_per_sm=1, persistent=True, constants=constants
+                tile=chosen,
+                warps=warps,
+                stages=STAGES,
+                blocks_per_sm=1,
+                persistent=True,
+                walks=passes(problem, 1) * WALKS * warps if problem.apart else 0,
+                constants=constants,
             )
     raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
 

@@ -19,7 +19,7 @@ from simulator.operations.latent import LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash_decoding import Part, Splits
+from simulator.programs.flash_decoding import Part, Splits, passes
 from simulator.programs.mla import ABOUT as MLA
 from simulator.programs.scores import join_sink, of_packed_heads, soft_cap
 from simulator.registers import Registers
@@ -46,8 +46,8 @@ def splits(problem: Problem, tile: Tile) -> Splits:
 
 
 def merges(problem: Problem, tile: Tile) -> bool:
-    """Is there a second launch? In pages there is: how long requests are is known when it runs."""
-    return problem.page_size is not None or problem.len_kv > splits(problem, tile).chunk * tile.cols
+    """Is there a second launch? With lengths there is: how long sequences are is known when it runs."""
+    return problem.apart or problem.len_kv > splits(problem, tile).chunk * tile.cols
 
 
 def accepts(tile: Tile, problem: Problem) -> str | None:
@@ -68,7 +68,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     for chosen in candidates:
         needed = sram_bytes(problem, chosen)
         if needed <= device.sram_per_block:
-            s = splits(problem, chosen)
+            s = splits(problem.padded, chosen)
             constants = (
                 ("RUN", 1),
                 ("TILES_PER_CHUNK", s.chunk),
@@ -78,7 +78,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
             )
             return Config(
                 tile=chosen, warps=WARPS, stages=STAGES, consumers=HALVES, blocks_per_sm=1, persistent=True,
-                constants=constants,
+                walks=passes(problem, 1) * WARPS if problem.apart else 0, constants=constants,
             )  # fmt: skip
     needed = sram_bytes(problem, candidates[-1])
     raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
@@ -97,9 +97,9 @@ def attend(
 
     q (batch, heads, len_q, 576); latent (batch, 1, len_kv, 576); out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32,
     natural logarithm. There is one unit of work per row tile and chunk of 1,024 keys, or of the problem's `chunk`. Latent rows
-    come in boxes of `panel` columns, or row by row. In pages, a box lies in one page, and rows behind the last key are cleared. One
-    warpgroup computes S, and hands on P, and what the output of the tiles before is multiplied with. Two warpgroups compute the
-    output, each for half of its columns.
+    come in boxes of `panel` columns, or row by row. In pages, a box lies in one page. There and in a ragged batch, rows behind
+    the last key are cleared. One warpgroup computes S, and hands on P, and what the output of the tiles before is multiplied with.
+    Two warpgroups compute the output, each for half of its columns.
     """
     s, d = splits(problem, tile), problem.head_dim_v
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
@@ -124,7 +124,7 @@ def attend(
             block.step("load_latent")
             box = m.config.page_box
             block.look_up(latent, j, tile.cols, box=box)  # where it lies in pages
-            k_j = block.load(latent, j, tile.cols, stages=STAGES, panel=panel, clear=box > 0)
+            k_j = block.load(latent, j, tile.cols, stages=STAGES, panel=panel, clear=box > 0 or problem.ragged)
             block.step("scores")
             x = block.matmul(q_i, k_j.T, split=("rows", 1), scale=problem.scale)
             x = soft_cap(block, x, problem)

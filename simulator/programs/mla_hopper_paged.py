@@ -13,7 +13,6 @@ from simulator.program import program
 from simulator.programs import mla_hopper
 from simulator.programs.flash3 import PANEL
 from simulator.programs.flash3_paged import box_rows
-from simulator.programs.flash_decoding import passes
 from simulator.tensors import HbmTensor
 
 
@@ -22,7 +21,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     plain = mla_hopper.configure(problem, device, tile)
     box = box_rows(problem, plain.tile)
     constants = (*plain.constants, ("PAGED", 1), *([("PAGE_BOX", box)] if box else []))
-    return replace(plain, walks=passes(problem, 1) * mla_hopper.WARPS, constants=constants)
+    return replace(plain, constants=constants)
 
 
 @program(configure=configure, operation=PAGED_LATENT)

@@ -11,18 +11,13 @@ from simulator.operations.latent import PAGED_LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import mla
-from simulator.programs.flash_decoding import passes
 from simulator.tensors import HbmTensor
-
-WALKS = 2
-"""How often each warp walks over its block's units: to compute them, and to merge what lies in several."""
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As mla's, so that its bits are the same."""
     plain = mla.configure(problem, device, tile)
-    walks = passes(problem, dict(plain.constants)["RUN"]) * WALKS * plain.warps
-    return replace(plain, walks=walks, constants=(*plain.constants, ("PAGED", 1)))
+    return replace(plain, constants=(*plain.constants, ("PAGED", 1)))
 
 
 @program(configure=configure, operation=PAGED_LATENT)

@@ -17,19 +17,14 @@ from simulator.operations.paged import PAGED
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import flash_decoding
-from simulator.programs.flash_decoding import CLASSES, SORTED, passes
+from simulator.programs.flash_decoding import CLASSES, SORTED
 from simulator.tensors import HbmTensor
-
-WALKS = 2
-"""How often a block walks over its units, per warp that computes: to look pages up, and another one to merge. To copy and to
-compute, a warp has told itself in SRAM."""
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As flash_decoding's, so that its bits are the same."""
     plain = flash_decoding.configure(problem, device, tile)
-    walks = passes(problem, dict(plain.constants)["RUN"]) * WALKS * plain.warps
-    return replace(plain, walks=walks, constants=(*plain.constants, ("PAGED", 1)))
+    return replace(plain, constants=(*plain.constants, ("PAGED", 1)))
 
 
 def keys_of_blocks(lengths: Sequence[int], run: int, units: int, blocks: int) -> list[int]:

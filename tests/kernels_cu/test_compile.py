@@ -335,6 +335,17 @@ def test_drafts_compile_without_spills_or_warnings(case: tuple[str, int, int, st
     assert complaints(compile_kernel("flash_decoding", defines(config, dtype, head_dim), arch=arch)) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("flash_decoding", "sm_90"), ("flash_decoding", "sm_80"), ("mla", "sm_90"), ("mla_hopper", "sm_90a")],
+)
+def test_sequences_compile_without_spills_or_warnings(name: str, arch: str) -> None:
+    operation, program = CATALOGUE[name].operation, CATALOGUE[name].program
+    problem = operation.fitted(Problem(batch=1, heads=16, lengths=[(1, 4000), (1, 90)], head_dim=128, dtype="bfloat16"))
+    config = program.configure(problem, Device.named(DEVICES[arch]))
+    assert complaints(compile_kernel(name, defines(config, "bfloat16", problem.head_dim), arch=arch)) == []
+
+
 MASKED = [case for case in MATRIX if "mask" in CATALOGUE[case[0]].support.masks]
 
 

@@ -52,6 +52,12 @@ CASES: dict[str, dict[str, Any]] = {
     "windows": {
         "batch": 2, "heads": 4, "kv_heads": 2, "lengths": [(2, 300), (2, 290)], "page_size": 7, "pages": 90, "window": (180, 0),
     },
+    "sequences": {"heads": 4, "kv_heads": 2, "lengths": [(2, 300), (2, 0), (2, 1), (2, 130)], "causal": True},
+    "quantized sequences": {
+        "heads": 4, "kv_heads": 2, "lengths": [(2, 300), (2, 290)], "head_dim": 32, "kv_dtype": "int8", "k_scale": "token",
+        "v_scale": "token",
+    },
+    "sorted sequences": {"heads": 3, "lengths": [(1, 256 if n % 2 else 60) for n in range(40)], "head_dim": 16},
     "large queries": {**_QUANTIZED, "kv_dtype": "int8", "k_scale": "head", "v_scale": "head", "dtype": "bfloat16"},
     "drafts": {
         "batch": 2, "heads": 8, "kv_heads": 2, "lengths": [(5, 300), (5, 131)], "page_size": 7, "pages": 90, "head_dim": 16,
@@ -78,6 +84,17 @@ def paged(mechanism: str, old: str, new: str, check: str, case: str = "pages", *
 
 
 KERNELS = [
+    mutant("the keys of the first sequence", "walk.unit.kv_head, walk.unit.first_key)", "walk.unit.kv_head, 0)", "rule",
+           "sequences"),
+    mutant("where a sequence ends as its length", "length_of(lengths + 1, request, batches) - unit.own_first",
+           "length_of(lengths + 1, request, batches)", "bytes", "sequences", file=PAGES),
+    mutant("each sequence's queries a row further", "x.batch = requests.len_q * x.row", "x.batch = x.row", "misuse", "sequences",
+           file=PAGES),
+    mutant("the LSEs of the first sequence", "units.batches + unit.batch) * units.batch", "units.batches) * units.batch", "misuse",
+           "sequences"),
+    mutant("the scales of the first sequence", "* shape.len_kv + unit.first_key", "* shape.len_kv", "rule", "quantized sequences"),
+    mutant("lengths sorted without where keys begin", "unit.own_first = shuffle(unit.own_first, own % 32);", "", "rule",
+           "sorted sequences", file=PAGES),
     mutant("no fence before the counter", "__threadfence(); const unsigned before", "const unsigned before", "misuse",
            file=MEMORY),
     mutant("lanes that don't meet before the counter", "bool last = false; warp_barrier();", "bool last = false;", "misuse",

@@ -20,6 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sinks": {"batch": 2, "heads": 3, "len_q": 2, "len_kv": 30, "sinks": True, "soft_cap": 2.0},
     "sinks of chunks": {"batch": 2, "heads": 3, "len_kv": 1030, "sinks": True},
     "units": {"batch": 2, "heads": 20, "len_q": 110, "len_kv": 7, "causal": True},
+    "sequences": {"heads": 3, "lengths": [(2, 50), (2, 0), (2, 75)], "causal": True},
     "pages": {"batch": 2, "heads": 3, "lengths": [(2, 50), (2, 75)], "page_size": 7, "pages": 30, "causal": True},
 }
 """With tiles of 32 keys: two warps, and chunks of 512 keys."""
@@ -91,6 +92,10 @@ KERNELS = [
            step="merge"),
     mutant("siblings' sums not weighed", "left ? weighed(this->l, own, other_l, other)", "left ? weighed(this->l, 1, other_l, 1)",
            "rule", "chunks", file=TREE),
+    mutant("the rows of the first sequence", "row_address(latent, 0, 0, first_key)", "row_address(latent, 0, 0, 0)", "rule",
+           "sequences"),
+    mutant("the LSEs of the first sequence", "units.batches + unit.batch) * units.batch", "units.batches) * units.batch", "misuse",
+           "sequences"),
     paged("stale rows of the last page read", "WHOLE || row < left ? CHUNK_BYTES : 0", "CHUNK_BYTES", "bytes"),
     paged("pages of the first request", "static_cast<long long>(request) * batch.table_pages", "0", "rule"),
     paged("pages of the tile before", "copy_commit(); look_up(j + 1);", "copy_commit(); if (j % 2 == 0) look_up(j + 1);", "rule"),

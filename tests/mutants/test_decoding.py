@@ -53,7 +53,7 @@ def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -
 _MANY = {"runs", "units", "short units", "causal runs", "many requests"}  # of so many units that blocks take several
 
 
-_LONG = {*_MANY, "sorted requests", "classes", "drafts"}  # of which a quick test of the call knows
+_LONG = {*_MANY, "sorted requests", "sorted sequences", "classes", "drafts"}  # of which a quick test of the call knows
 
 
 @pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.long) if x in _LONG else x for x in CASES])

@@ -31,6 +31,9 @@ def problems(draw: st.DrawFn, *, in_pages: bool) -> fl.Problem:
         "heads": draw(st.integers(1, 40)),
         "dtype": draw(st.sampled_from(["float16", "bfloat16"])),
     }
+    if not in_pages and draw(st.booleans()):
+        keys = draw(st.lists(n, min_size=1, max_size=3))
+        return fl.latent_problem(lengths=[(len_q, each) for each in keys], **common, **masks)
     if not in_pages:
         return fl.latent_problem(batch=draw(st.integers(1, 2)), len_q=len_q, len_kv=draw(n), **common, **masks)
     lengths = [(len_q, keys) for keys in draw(st.lists(n, min_size=1, max_size=3))]
@@ -81,6 +84,7 @@ def test_program_judge_and_formula_agree(name: str, data: st.DataObject) -> None
     p, tile = data.draw(problems(in_pages=row.operation.in_pages)), data.draw(TILES)
     arrays = row.operation.draw(p, 1)
     masks: Any = {"causal": p.causal, "window": p.window, "scale": p.scale}
+    masks |= {} if p.page_size else {"lengths": p.lengths}
     run = fl.simulate(name, **arrays, **masks, tile=tile, device="h200", lse=True)
     assert within(row.operation, run.outputs, p, arrays)
     assert run.counts == fl.count(name, run.counts.problem, tile=tile, device="h200", lse=True)
@@ -179,7 +183,7 @@ def test_wrong_arrays_get_one_line(changes: dict[str, Any], line: str) -> None:
         (SMALL.replace(page_size=4), "page_size = 4: expected None, or paged for pages, for mla"),
         (
             SMALL.replace(alibi=True),
-            "alibi = True: expected nothing: mla knows causal, window, scale, soft_cap, sinks, chunk",
+            "alibi = True: expected nothing: mla knows causal, window, scale, soft_cap, sinks, lengths, chunk",
         ),
     ],
 )

@@ -19,7 +19,10 @@ from simulator.operations.attention import ATTENTION
 from simulator.operations.pairs import distances, hidden_pairs
 from tests.simulator.problems import ROOMY, kernel_tiles, problems, scores, tiles
 
-ALGORITHMS = [name for name, row in fl.catalogue.of().items() if "lengths" in row.support.masks]
+KNOWING = {name: row.support for name, row in fl.catalogue.of().items() if "lengths" in row.support.masks}
+ALGORITHMS = [name for name, support in KNOWING.items() if not support.same_queries]
+EVEN = [name for name, support in KNOWING.items() if support.same_queries]
+"""Those for which sequences have as many queries each."""
 ONE: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 8, "dtype": "float16"}
 LENGTHS = [(70, 41), 0, (3, 100), (64, 64), (33, 0), (0, 5)]
 OFFSETS = ("offsets_q", "offsets_kv")
@@ -86,9 +89,13 @@ def test_what_knows_no_sequences_refuses_them() -> None:
     p = Problem(**ONE, lengths=LENGTHS)
     arrays = ATTENTION.draw(p)
     for name in fl.CATALOGUE:
-        if fl.CATALOGUE[name].operation is ATTENTION and name not in ALGORITHMS:
+        if fl.CATALOGUE[name].operation is ATTENTION and name not in KNOWING:
             with pytest.raises(fl.UsageError, match=rf"^(lengths = .*: expected nothing: {name} knows|dtype = )"):
                 fl.count(name, p)
+    for name in EVEN:
+        line = f"^lengths = 0 to 70 queries: expected as many of each sequence for {name}: use flash2 or flash3$"
+        with pytest.raises(fl.UsageError, match=line):
+            fl.count(name, p)
     with pytest.raises(
         fl.UsageError, match="expected nothing: flash1_backward knows causal, window, scale, dropout, dlse$"
     ):
@@ -224,6 +231,40 @@ def test_a_sequence_has_the_bits_that_it_has_alone(algorithm: str, p: Problem, t
         place = slice(rows.start, rows.stop)
         assert whole.out[:, :, place].tobytes() == one.out.tobytes()
         assert whole.lse[:, :, place].tobytes() == one.lse.tobytes()
+
+
+@st.composite
+def even_batches(draw: st.DrawFn) -> Problem:
+    """As many queries of each sequence, and any keys."""
+    n, keys = draw(st.integers(0, 5)), draw(st.lists(st.integers(0, 400), min_size=1, max_size=6))
+    p = draw(problems(scores=scores.filter(lambda s: not s.get("alibi"))))
+    return p.replace(batch=1, len_q=None, len_kv=None, lengths=[(n, length) for length in keys])
+
+
+@pytest.mark.parametrize("algorithm", EVEN)
+@settings(max_examples=40, deadline=None)
+@given(p=even_batches(), tile=st.sampled_from([Tile(8, 16), Tile(16, 16), Tile(16, 32)]))
+def test_sequences_with_as_many_queries(algorithm: str, p: Problem, tile: Tile) -> None:
+    """Counts are the formula's: those of each sequence, beside offsets and what warps tell themselves. The bits are those that a
+    sequence has alone, whatever lies in its neighbours' rows."""
+    arrays = ATTENTION.draw(p)
+    whole = simulated(algorithm, p, arrays, tile)
+    assert whole.counts == fl.count(algorithm, p, tile=tile, device=ROOMY, lse=True)
+    assert whole.counts == fl.shape_run(algorithm, p, tile=tile, device=ROOMY, lse=True)
+    config, total = whole.counts.config, whole.counts.launches[0]
+    blocks = config.grid(p, ROOMY, total.blocks) if p.len_q else 0
+    read = {entry.tensor: n for entry, n in total.ledger.items() if entry.tensor in OFFSETS}
+    assert read == ({"offsets_kv": 8 * len(p.spans) * config.walks * blocks} if blocks else {})
+    for s, (rows, keys) in enumerate(p.spans):
+        one = simulated(algorithm, alone(p, s), cut(p, s, arrays), tile)
+        littered = {name: np.full_like(x, np.nan) if name in "qkv" else x for name, x in arrays.items()}
+        for name, place in (("q", rows), ("k", keys), ("v", keys)):
+            littered[name][:, :, place.start : place.stop] = arrays[name][:, :, place.start : place.stop]
+        with np.errstate(invalid="ignore"):
+            loud = simulated(algorithm, p, littered, tile)
+        place = slice(rows.start, rows.stop)
+        assert whole.out[:, :, place].tobytes() == one.out.tobytes() == loud.out[:, :, place].tobytes()
+        assert whole.lse[:, :, place].tobytes() == one.lse.tobytes() == loud.lse[:, :, place].tobytes()
 
 
 def test_sequences_of_one_length_are_counted_once() -> None:

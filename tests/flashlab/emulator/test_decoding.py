@@ -79,6 +79,37 @@ def test_neither_batch_nor_order_nor_cores_change_a_bit(p: fl.Problem, data: st.
         assert again[0].tobytes() == out[chosen].tobytes() and again[1].tobytes() == lse[chosen].tobytes()
 
 
+@settings(max_examples=4, deadline=None)
+@given(
+    problems(), st.lists(st.integers(0, 700) | st.sampled_from([0, 1, 63, 64, 65]), min_size=1, max_size=5), st.data()
+)
+def test_sequences_have_the_bits_that_they_have_alone(p: fl.Problem, keys: list[int], data: st.DataObject) -> None:
+    """NaN in the rows of its neighbours changes no bit of a sequence."""
+    quantized = {"kv_dtype": "int8", "k_scale": "token", "v_scale": "token"} if data.draw(st.booleans()) else {}
+    p = p.replace(batch=1, len_q=None, len_kv=None, lengths=[(p.len_q, n) for n in keys], **quantized)
+    arrays: Any = ATTENTION.draw(p, 2)
+    out, lse = attended(p, arrays, tile=(16, 16), workers=data.draw(st.integers(1, 3)))
+    loud = data.draw(st.integers(0, len(keys) - 1))
+    littered = {name: x.copy() for name, x in arrays.items()}
+    for s, (rows, own) in enumerate(p.spans):
+        where = {"len_q": slice(rows.start, rows.stop), "len_kv": slice(own.start, own.stop)}
+        if s == loud:
+            littered["q"][:, :, where["len_q"]] = np.nan
+            if not quantized:
+                littered["k"][:, :, where["len_kv"]] = littered["v"][:, :, where["len_kv"]] = np.nan
+        one = p.sequences[s].replace(lengths=None)
+        alone = attended(
+            one, {name: ATTENTION.operand(name, p).cut(x, where) for name, x in arrays.items()}, tile=(16, 16)
+        )
+        assert alone[0].tobytes() == out[:, :, where["len_q"]].tobytes()
+        assert alone[1].tobytes() == lse[:, :, where["len_q"]].tobytes()
+    with np.errstate(invalid="ignore"):
+        found = attended(p, littered, tile=(16, 16))
+    others = np.repeat([s != loud for s in range(len(keys))], len(p.spans[0][0]))
+    assert found[0][:, :, others].tobytes() == out[:, :, others].tobytes()
+    assert found[1][:, :, others].tobytes() == lse[:, :, others].tobytes()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("later", [1, 64, 900])
 def test_the_grid_changes_no_bit(later: int) -> None:

@@ -434,6 +434,9 @@ def test_copies_of_any_operand_are_warmed(cupy: FakeCupy, dtype: str) -> None:
     assert len(ndarray.copiers) == 2
 
 
+RAGGED: dict[str, Any] = {"batch": 1, "len_kv": None}
+
+
 @pytest.mark.parametrize(
     ("changes", "arch", "name"),
     [
@@ -445,6 +448,10 @@ def test_copies_of_any_operand_are_warmed(cupy: FakeCupy, dtype: str) -> None:
         ({"len_q": 512}, "compute_80", "flash2"),
         ({"len_q": 1, "alibi": True}, "compute_90", "flash3"),
         ({"len_q": 1, "soft_cap": 30.0, "sinks": True}, "compute_90", "flash_decoding"),
+        ({**RAGGED, "lengths": [(1, 4096), (1, 70)]}, "compute_90", "flash_decoding"),
+        ({**RAGGED, "lengths": [(2, 4096), (2, 70)]}, "compute_80", "flash_decoding"),
+        ({**RAGGED, "lengths": [(1, 4096), (2, 70)]}, "compute_90", "flash3"),
+        ({**RAGGED, "lengths": [(512, 4096), (512, 700)]}, "compute_90", "flash3"),
     ],
 )
 def test_auto_decodes_where_queries_are_few(changes: dict[str, Any], arch: str, name: str) -> None:
