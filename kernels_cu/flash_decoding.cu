@@ -155,12 +155,16 @@ struct FoundUnits {
     ++unit.number;
     // step: load_q (units)
     const int4 four = load_shared<int4>(sram.told(unit.number % TOLD));
-#if RAGGED
-    unit.first_key = load_shared<int>(sram.told_first(unit.number % TOLD));
-#endif
     unit.row_tile = four.x, unit.run = four.y, unit.keys = four.z;
     unit.batch = four.w / kv_heads, unit.kv_head = four.w - unit.batch * kv_heads;
     return true;
+  }
+  // Where the keys of a unit begin, for what copies them.
+  DEVICE void find_first_key(Unit& unit) const {
+#if RAGGED
+    // step: load_q (units)
+    unit.first_key = load_shared<int>(sram.told_first(unit.number % TOLD));
+#endif
   }
 };
 #else
@@ -169,6 +173,7 @@ struct FoundUnits {
   DEVICE FoundUnits(const Units& units, const Sram&) : units(units) {}
   DEVICE Unit before_first() const { return units.before_first(); }
   DEVICE bool next(Unit& unit) const { return units.next(unit); }
+  DEVICE void find_first_key(Unit&) const {}
 };
 #endif
 
@@ -293,6 +298,7 @@ struct Copies : CacheScales {
   DEVICE void load(int stage) {
     bool begins = false;
     const bool more = walk.next(found, units, [&](const Place& place) {
+      found.find_first_key(walk.unit);
       k_loader = loader(first_of(k), k, cache_row_bytes(shape)), v_loader = loader(first_of(v), v, cache_row_bytes(shape));
       load_queries(place);
       begins = true;

@@ -8,7 +8,7 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.dtypes import Array
 from simulator.problem import Problem, Tile
-from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, Splits, sram_bytes, unit_bytes
+from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, Splits, sram_bytes, told
 from simulator.programs.quantized import query_factors, query_parts
 
 
@@ -57,8 +57,8 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
         pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, w)
 
     book.add("load_q", "q", sram_write=units * q_tile)
-    told = units * w * unit_bytes(p)
-    book.add("load_q", "units", sram_write=told, sram_read=2 * told)
+    for readers, nbytes in told(p):
+        book.add("load_q", "units", sram_write=units * w * nbytes, sram_read=readers * units * w * nbytes)
     if config.q_in_registers or query_factors(p):
         book.add("load_q", "q", sram_read=units * w * q_tile)
     if not config.q_in_registers:

@@ -250,16 +250,17 @@ def passes(problem: Problem, run: int) -> int:
     return 1 + (CLASSES if run > 1 and problem.padded.batch > SORTED else 1)
 
 
-def unit_bytes(problem: Problem) -> int:
-    """Of what a warp tells itself of a unit: row tile, run, keys, and its KV head among those of all sequences. Where these lie one
-    behind the other, also where the keys begin. Nothing, where units follow from the grid."""
-    return (20 if problem.ragged else 16) if problem.apart else 0
+def told(problem: Problem) -> list[tuple[int, int]]:
+    """What a warp tells itself of a unit, in bytes, each with how often it reads them. To copy and to compute, it has to know row
+    tile, run, keys, and the KV head among those of all sequences. Where these lie one behind the other, it also has to know where
+    the keys begin, to copy them. Nothing is told where units follow from the grid."""
+    return [(2, 16), (1, 4)][: 1 + problem.ragged] if problem.apart else []
 
 
 def told_words(problem: Problem, stages: int) -> int:
     """Words of SRAM in which a warp tells itself its next units: for each unit that it may be ahead."""
     ahead = 8 if stages <= 5 else 16
-    return ahead * unit_bytes(problem) // 4
+    return ahead * sum(nbytes for _, nbytes in told(problem)) // 4
 
 
 def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
@@ -436,12 +437,12 @@ def decode(
         q_i: SramTile | Registers = alloc(q.name, cols=q.cols, dtype=q.dtype, copies=c.stages + 1)
         scales.reserve(block)
         scales.begin(block)
-        if told := told_words(problem, c.stages):
-            block.alloc("units", told, dtype="int32", copies=w)
+        if words := told_words(problem, c.stages):
+            block.alloc("units", words, dtype="int32", copies=w)
         if block.walk:
             block.step("load_q")
-            if told:
-                block.tell("units", 2, unit_bytes(problem) * w)  # by each warp to itself: to copy and to compute
+            for readers, nbytes in told(problem):
+                block.tell("units", readers, nbytes * w)  # by each warp to itself
             q_i = block.load(q, i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
             scales.fetch(block)
             scales.find_factors(block, q_i)
