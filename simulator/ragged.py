@@ -18,7 +18,7 @@ to count the tiles that come before. What it finds out takes 32 bytes of HBM. A 
 looks for nothing.
 
 Where few queries meet many keys, sequences have as many queries each, and the grid doesn't know how many keys they have. A
-persistent block goes through offsets_kv, and deals the units of all sequences out as it goes (pages.cuh). Whoever walks over the
+persistent block goes through offsets_kv, and deals the units of all sequences out as it goes (units.cuh). Whoever walks over the
 units does so (`Config.walks`), and reads two numbers of each sequence. Workspaces have room for as many sequences as long as the
 longest.
 

@@ -112,7 +112,7 @@ DEVICE int most_runs(const Shape& shape, int group) {
 #define RAGGED 0
 #endif
 #if PAGED || RAGGED
-#include "pages.cuh"
+#include "units.cuh"
 #else
 // What a block computes before it moves on: BR rows of a KV head's queries, and a run of chunks that they see, by its number among
 // these.

@@ -28,7 +28,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 
 
 def keys_of_blocks(lengths: Sequence[int], run: int, units: int, blocks: int) -> list[int]:
-    """How many keys each block reads of requests of these lengths, as pages.cuh deals out runs of `run` keys.
+    """How many keys each block reads of requests of these lengths, as units.cuh deals out runs of `run` keys.
 
     Each run is there for so many `units`: KV heads, and tiles of rows. Full runs come first, then the last ones, the long ones
     first: `SORTED` requests at a time, and of more by `CLASSES`. Of each round a block takes one, in an order that turns round.

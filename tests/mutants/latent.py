@@ -9,7 +9,7 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/mla.cu"
-TREE, PAGES, SCORES = (f"kernels_cu/include/{name}.cuh" for name in ("tree", "pages", "scores"))
+TREE, UNITS, SCORES = (f"kernels_cu/include/{name}.cuh" for name in ("tree", "units", "scores"))
 
 CASES: dict[str, dict[str, Any]] = {
     "one tile": {"heads": 5, "len_kv": 30},
@@ -102,5 +102,5 @@ KERNELS = [
     paged("places in pages of another size", "key(j) % page_size", "key(j) % 8", "rule"),
     paged("entries beyond the length", "&& key(j) < keys", "", "bytes"),
     paged("one length for all", "length_of(lengths, request_at(unit.own_place), batches)", "length_of(lengths, 1, batches)",
-          "misuse", file=PAGES),
+          "misuse", file=UNITS),
 ]  # fmt: skip
