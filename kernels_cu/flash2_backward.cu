@@ -18,24 +18,23 @@
 // Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: with 32 x 32 scores
 // per warp, a fragment that is read feeds two products.
 #include "backward.cuh"
-#include "backward_rows.cuh"
 #include "sequences.cuh"
+#include "sum_tiles.cuh"
 
-constexpr int ROWS = 16;  // of a block of the first launch, and of the last
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, const Tensor dq_sum, const Shape shape) {
-  const Rows rows = rows_of<ROWS>(shape);
+flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
+                      const Shape shape) {
+  // step: delta (of which rows)
+  const Rows rows = rows_of_tile(shape, offsets_q);
+  if (RAGGED && rows.first >= rows.end) return;  // an empty place
 
   // step: delta
-  delta_of_rows<ROWS>(out, dout, dlse, delta, shape, rows);
+  delta_of_rows<BR>(out, dout, dlse, delta, shape, rows);
 
   // step: zero_dq
-  constexpr int LANES = lanes_for(HEAD_DIM / 4);
-  for (int row = rows.first + threadIdx.x / LANES; row < rows.end; row += DELTA_THREADS / LANES)
-    for (int column = threadIdx.x % LANES * 4; column < shape.head_dim; column += LANES * 4)
-      store_global(row_address(dq_sum, rows.batch, rows.head, row) + column * 4, make_float4(0, 0, 0, 0));
+  clear_sums<HEAD_DIM>(dq_sum, shape, rows);
 }
 
 // Which keys of which KV head a block owns. Blocks start in the order of their number, so under a causal mask the keys that most
@@ -53,7 +52,7 @@ DEVICE Place place_of(const Shape& shape, int block) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout, const float* delta,
-                const Tensor dq_sum, const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv,
+                float* dq_sum, const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv,
                 const long long* rng_state, const Shape batches) {
   const Place place = place_of(batches, blockIdx.x);
   const int batch = RAGGED ? 0 : place.flat_head / batches.kv_heads, group = batches.heads / batches.kv_heads;
@@ -65,7 +64,6 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   if (RAGGED && first_key >= end_key) return;  // an empty place
   const int keys_before = own.q, queries_before = own.kv;  // rows of a head in front of key 0 and of query 0
   const Warp warp;
-  const int lane_row = lane_id() / 4, t = lane_id() % 4;
 
   const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
   const Keys tiles = {uniform(walk.first), uniform(walk.last)};
@@ -88,34 +86,40 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   const Dropout dropout(rng_state, shape.kept);
 
   struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
-  Visit ahead{kv_head * group, tiles.first};        // the one to be loaded next
-  const int end_head = tiles.first <= tiles.last ? ahead.head + group : ahead.head;
+  Visit here{kv_head * group, tiles.first};
+  const int end_head = tiles.first <= tiles.last ? here.head + group : here.head;
+  auto after = [&](Visit at) { return at.i < tiles.last ? Visit{at.head, at.i + 1} : Visit{at.head + 1, tiles.first}; };
   float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
 
-  auto load = [&](int stage) {  // `ahead`, and on to the next one
-    const int first_query = ahead.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
-    const long long statistics = (static_cast<long long>(batch) * shape.heads + ahead.head) * batches.len_q + first_row;
+  auto load = [&](Visit at, int stage) {
+    const int first_query = at.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
 
     // step: load_q (prefetch)
-    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_row), q.row, rows, row_bytes(shape));
+    load_tile<THREADS>(q_tile(stage), row_address(q, batch, at.head, first_row), q.row, rows, row_bytes(shape));
+
+    // step: load_do (prefetch)
+    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, at.head, first_row), dout.row, rows, row_bytes(shape));
+  };
+  auto load_statistics = [&](Visit at) {
+    const int first_query = at.i * BR, rows = shape.len_q - first_query;
+    const long long own = (static_cast<long long>(batch) * shape.heads + at.head) * batches.len_q + queries_before + first_query;
+
+    // step: load_q (prefetch: the LSE)
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       lse_ahead[r] = INF;  // so P = 0 beyond the last query
-      if (warp.holds(r, rows)) lse_ahead[r] = load_global<float>(lse + statistics + warp.query(r));
+      if (warp.holds(r, rows)) lse_ahead[r] = load_global<float>(lse + own + warp.query(r));
     }
 
-    // step: load_do (prefetch)
-    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_row), dout.row, rows, row_bytes(shape));
+    // step: load_do (prefetch: D)
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       delta_ahead[r] = 0;
-      if (warp.holds(r, rows)) delta_ahead[r] = load_global<float>(delta + statistics + warp.query(r));
+      if (warp.holds(r, rows)) delta_ahead[r] = load_global<float>(delta + own + warp.query(r));
     }
-    if (++ahead.i > tiles.last) ahead = {ahead.head + 1, tiles.first};
   };
 
-  Visit here = ahead;
-  if (here.head < end_head) load(0);
+  if (here.head < end_head) load(here, 0), load_statistics(here);
   copy_commit();
 
   const Scores scores(shape);
@@ -133,9 +137,8 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
     // step: load_do
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) delta_here[r] = kept_part(delta_ahead[r], shape.kept);
-    const Visit next = ahead;
     if (STAGES == 2) {
-      if (next.head < end_head) load(stage ^ 1);
+      if (const Visit next = after(here); next.head < end_head) load(next, stage ^ 1);
       copy_commit();
     }
 
@@ -162,6 +165,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
     // step: ds
     if constexpr (DROPOUT) drop_gradient(dp, s, delta_here);
     scores_gradient(dp, s, ds_tile, warp);  // line 15: dS = P (dP - D)
+    if (const Visit next = after(here); next.head < end_head) load_statistics(next);  // not earlier: S and dP need the registers
     barrier();  // P and dS are there
 
     // step: dv
@@ -172,27 +176,16 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
     if (STAGES == 1) {
       barrier();  // all warps are done with Q_i and dO_i
-      if (next.head < end_head) load(0);
+      if (const Visit next = after(here); next.head < end_head) load(next, 0);
       copy_commit();
     }
 
     // step: dq
     QueryGradient dq = {};  // line 16: dQ_i += dS K_j
     multiply_for_queries(dq, ds_tile, k_tile, warp);
-#pragma unroll
-    for (int f = 0; f < ROW_FRAGMENTS; ++f) {
-      const int row = here.i * BR + warp.row + 16 * f + lane_row + t % 2 * 8;
-      char* sums = row_address(dq_sum, batch, here.head, queries_before + row);
-#pragma unroll
-      for (int m = 0; m < COLUMN_PAIRS; ++m)
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const float4 part = four_columns(dq[f][m][n]);
-          const int column = m * TURN + 16 * warp.across + 8 * n + t / 2 * 4;
-          if (row < shape.len_q && column < shape.head_dim) add_global(sums + column * 4, part);
-        }
-    }
-    here = next;
+    const int first_tile = RAGGED ? queries_before / BR + own.sequence : 0;
+    add_gradient(dq_sum, sum_tile_of(batches, batch * shape.heads + here.head, here.i, first_tile), dq, warp);
+    here = after(here);
   }
 
   // step: store_dkv
@@ -207,20 +200,13 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 }
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape) {
-  const auto [batch, head, first_row, end_row] = rows_of<ROWS>(shape);
-  constexpr int LANES = lanes_for(HEAD_DIM / 4);
-  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
-  const float scale = of_kept(shape.scale, shape.kept);
+flash2_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, const Shape shape) {
+  // step: convert_dq (of which rows)
+  const Rows rows = rows_of_tile(shape, offsets_q);
+  if (RAGGED && rows.first >= rows.end) return;  // an empty place
 
   // step: convert_dq
-  for (int row = first_row + threadIdx.x / LANES; row < end_row; row += DELTA_THREADS / LANES)
-    for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
-      float4 x = make_float4(0, 0, 0, 0);
-      if (column < shape.head_dim) x = load_global<float4>(row_address(dq_sum, batch, head, row) + column * 4);
-      const float4 scaled = make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
-      store_elements(row_address(dq, batch, head, row) + column * ELEMENT_BYTES, scaled);
-    }
+  convert_sums<HEAD_DIM>(dq_sum, dq, shape, rows);
 }
 
 extern "C" __global__ void __launch_bounds__(32)

@@ -47,7 +47,7 @@ struct Turn {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout,
-                              const float* delta, const Tensor dq_sum, const Tensor dk, const Tensor dv,
+                              const float* delta, float* dq_sum, const Tensor dk, const Tensor dv,
                               const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
                               int* number, unsigned* turns, const Shape batches) {
   const Place place = place_of(batches, blockIdx.x);
@@ -69,7 +69,6 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
   const Shape keys_first = transposed(shape);
   const int first_key = uniform(load_global<int>(own_number)) * BC, end_key = min(first_key + BC, shape.len_kv);
   const Warp warp;
-  const int lane_row = lane_id() / 4, t = lane_id() % 4;
 
   const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
   const Keys tiles = {uniform(walk.first), uniform(walk.last)};
@@ -91,37 +90,43 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
   load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
   const Dropout dropout(rng_state, shape.kept);
 
-  struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
-  Visit ahead{kv_head * group, tiles.last};         // the one to be loaded next
-  const int end_head = tiles.first <= tiles.last ? ahead.head + group : ahead.head;
+  struct Visit { int head, i; };  // a tile of queries of one of the group's heads
+  Visit here{kv_head * group, tiles.last};
+  const int end_head = tiles.first <= tiles.last ? here.head + group : here.head;
+  auto after = [&](Visit at) { return at.i > tiles.first ? Visit{at.head, at.i - 1} : Visit{at.head + 1, tiles.last}; };
   float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
 
   auto row_of = [&](int head, int row) { return (static_cast<long long>(batch) * shape.heads + head) * batches.len_q + row; };
 
-  auto load = [&](int stage) {  // `ahead`, and on to the next one
-    const int first_query = ahead.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
-    const long long statistics = row_of(ahead.head, first_row);
+  auto load = [&](Visit at, int stage) {
+    const int first_query = at.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
 
     // step: load_q (prefetch)
-    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_row), q.row, rows, row_bytes(shape));
+    load_tile<THREADS>(q_tile(stage), row_address(q, batch, at.head, first_row), q.row, rows, row_bytes(shape));
+
+    // step: load_do (prefetch)
+    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, at.head, first_row), dout.row, rows, row_bytes(shape));
+  };
+  auto load_statistics = [&](Visit at) {
+    const int first_query = at.i * BR, rows = shape.len_q - first_query;
+    const long long own = row_of(at.head, queries_before + first_query);
+
+    // step: load_q (prefetch: the LSE)
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       lse_ahead[r] = INF;  // so P = 0 beyond the last query
-      if (warp.holds(r, rows)) lse_ahead[r] = load_global<float>(lse + statistics + warp.query(r));
+      if (warp.holds(r, rows)) lse_ahead[r] = load_global<float>(lse + own + warp.query(r));
     }
 
-    // step: load_do (prefetch)
-    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_row), dout.row, rows, row_bytes(shape));
+    // step: load_do (prefetch: D)
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       delta_ahead[r] = 0;
-      if (warp.holds(r, rows)) delta_ahead[r] = load_global<float>(delta + statistics + warp.query(r));
+      if (warp.holds(r, rows)) delta_ahead[r] = load_global<float>(delta + own + warp.query(r));
     }
-    if (--ahead.i < tiles.first) ahead = {ahead.head + 1, tiles.last};
   };
 
-  Visit here = ahead;
-  if (here.head < end_head) load(0);
+  if (here.head < end_head) load(here, 0), load_statistics(here);
   copy_commit();
 
   const Scores scores(shape);
@@ -139,9 +144,8 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
     // step: load_do
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) delta_here[r] = kept_part(delta_ahead[r], shape.kept);
-    const Visit next = ahead;
     if (STAGES == 2) {
-      if (next.head < end_head) load(stage ^ 1);
+      if (const Visit next = after(here); next.head < end_head) load(next, stage ^ 1);
       copy_commit();
     }
 
@@ -168,6 +172,7 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
     // step: ds
     if constexpr (DROPOUT) drop_gradient(dp, s, delta_here);
     scores_gradient(dp, s, ds_tile, warp);  // line 15: dS = P (dP - D)
+    if (const Visit next = after(here); next.head < end_head) load_statistics(next);  // not earlier: S and dP need the registers
     barrier();  // P and dS are there
 
     // step: dv
@@ -178,7 +183,7 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
 
     if (STAGES == 1) {
       barrier();  // all warps are done with Q_i and dO_i
-      if (next.head < end_head) load(0);
+      if (const Visit next = after(here); next.head < end_head) load(next, 0);
       copy_commit();
     }
 
@@ -188,23 +193,12 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
     const Turn turn(shape, row_of(here.head, queries_before), here.i);
     if (threadIdx.x == 0) wait_for(turns + turn.counter, first_key / BC - turn.tiles.first);
     barrier();  // all key tiles before have added their parts
-#pragma unroll
-    for (int f = 0; f < ROW_FRAGMENTS; ++f) {
-      const int row = here.i * BR + warp.row + 16 * f + lane_row + t % 2 * 8;
-      char* sums = row_address(dq_sum, batch, here.head, queries_before + row);
-#pragma unroll
-      for (int m = 0; m < COLUMN_PAIRS; ++m)
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const float4 part = four_columns(dq[f][m][n]);
-          const int column = m * TURN + 16 * warp.across + 8 * n + t / 2 * 4;
-          if (row < shape.len_q && column < shape.head_dim) add_in_turn(sums + column * 4, part);
-        }
-    }
+    const int first_tile = RAGGED ? queries_before / BR + own.sequence : 0;
+    add_gradient<true>(dq_sum, sum_tile_of(batches, batch * shape.heads + here.head, here.i, first_tile), dq, warp);
     barrier();  // all warps have added theirs
     const Turn same(shape, row_of(here.head, queries_before), opaque(here.i));  // computed once more: cheaper than registers
     if (threadIdx.x == 0) count_up(turns + same.counter, same.tiles.last - same.tiles.first);
-    here = next;
+    here = after(here);
   }
 
   // step: store_dkv

@@ -31,25 +31,9 @@
 //   SRAM        K, V  BC x D | Q, dO  STAGES x (BR x D) | dS  2 x (BC x BR) | LSE, D  STAGES x BR | mbarriers | work
 //   registers   dK and dV (64 x D), S and dP (64 x BR) in float32; then dQ in place of the last two
 //
-#include "backward_rows.cuh"
 #include "flash3_backward.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-
-// A tile's number among those of all heads, where its rows are a block's.
-DEVICE int tile_of(const Shape& shape, const Rows& rows) {
-  if constexpr (RAGGED) return blockIdx.x;  // a block has a place
-  return tile_of(shape, Visit{rows.batch * shape.heads + rows.head, rows.first / BR});
-}
-
-// A block's rows, of a sequence if there are any. None are in an empty place.
-DEVICE Rows rows_of_tile(const Shape& shape, const int* offsets_q) {
-  if constexpr (!RAGGED) return rows_of<BR>(shape);
-  const int places = row_tiles_of(shape), place = blockIdx.x % places, head = blockIdx.x / places;
-  const Sequence own = sequence_at(shape, offsets_q, place);
-  const int first = own.first + own.before(place);
-  return {0, head, first, min(first + BR, own.end)};
-}
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
@@ -67,8 +51,7 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   delta_of_rows<BR>(out, dout, dlse, delta, shape, rows);
 
   // step: zero_dq
-  const SumTile sums(dq_sum, tile_of(shape, rows), 0);
-  for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.begin + i, make_float4(0, 0, 0, 0));
+  clear_sums<COLUMNS>(dq_sum, shape, rows);
   if constexpr (IN_TURN)
     if (threadIdx.x == 0) Turns{static_cast<unsigned*>(order), shape}.begin({rows.batch * shape.heads + rows.head, rows.first / BR});
 }
@@ -291,7 +274,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       settle(dk_sum);
       release(sram.q_empty(ring.slot));
       release(sram.ds_full(n++ & 1));
-      before = tile_of(shape, here, origin.tile);
+      before = sum_tile_of(shape, here.head, here.i, origin.tile);
       here.advance(work.tiles);
       ring.advance();
     };
@@ -370,24 +353,9 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, co
   // step: convert_dq (of which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
-  const int end = RAGGED ? rows.end : shape.len_q;
 
   // step: convert_dq
-#pragma unroll 1
-  for (int first = rows.first + warp_id() * 16; first < rows.first + BR; first += DELTA_THREADS / 32 * 16) {
-    float sum[COLUMNS / 8][4];
-    const SumTile sums(dq_sum, tile_of(shape, rows), first - rows.first);
-#pragma unroll
-    for (int n = 0; n < COLUMNS / 8; ++n) {
-      const float4 part = load_global<float4>(sums.part(n));
-      sum[n][0] = part.x, sum[n][1] = part.y, sum[n][2] = part.z, sum[n][3] = part.w;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first + 8 * half + lane_id() / 4, bytes = row < end ? padded_row_bytes(shape) : 0;
-      store_row(row_address(dq, rows.batch, rows.head, row), sum, half, of_kept(shape.scale, shape.kept), bytes);
-    }
-  }
+  convert_sums<COLUMNS>(dq_sum, dq, shape, rows);
 }
 
 #if PARTS > 1

@@ -232,11 +232,11 @@ _PACK = Kernel(
     when=lambda p: p.mask is not None,
 )
 _PACKED = ("mask_bits", "mask_tiles")
-_DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum"))
+_DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q"))
 _SINKS = Kernel(
     "flash2_backward", "flash2_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), when=lambda p: p.sinks
 )
-_CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
+_CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq", "offsets_q"))
 _PARTS = ("dk_parts", "dv_parts")
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")

@@ -8,6 +8,7 @@
 #include "mma.cuh"
 #include "philox.cuh"
 #include "scores.cuh"
+#include "sum_tiles.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int ACROSS = WARPS / KEY_WARPS;
@@ -17,6 +18,8 @@ constexpr int QUERY_PAIRS = BR / 16 / ACROSS;                    // of S, pairs 
 constexpr int COLUMN_PAIRS = ceil_div(HEAD_DIM / 16, ACROSS);    // of dK, dV, dQ: 16 columns
 constexpr int TURN = 16 * ACROSS;                                // columns that all warps across take together
 constexpr int STATISTICS = ceil_div(16 * QUERY_PAIRS, 32);       // a lane's share of the LSE of a warp's queries
+// Steps of the products over the head dim that the compiler unrolls. With more it reads ahead until registers spill.
+constexpr int UNROLLED = FL_DTYPE == 0 || BR > 64 ? 1 : DROPOUT || RAGGED ? 2 : 8;
 static_assert(BR % (16 * KEY_WARPS) == 0 && BC % (16 * KEY_WARPS) == 0 && BR % (16 * ACROSS) == 0 && HEAD_DIM % 16 == 0 &&
               WARPS % KEY_WARPS == 0 && (ACROSS == 1 || ACROSS == 2), "tiles are made of whole fragments");
 
@@ -45,7 +48,7 @@ DEVICE bool has_all_turns(Warp warp) { return HEAD_DIM / 16 % ACROSS == 0 || war
 // c += A Bᵀ for this warp's keys and queries: A has the block's keys as rows, B the queries of a tile.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a_tile, QTile b_tile, Warp warp) {
   const QTile own{b_tile.base + 16 * warp.across * QTile::ROW_BYTES};
-#pragma unroll(FL_DTYPE == 0 ? 1 : HEAD_DIM / K_STEP)
+#pragma unroll(UNROLLED)
   for (int d = 0; d < HEAD_DIM; d += K_STEP) {
     FragmentA a[KEY_FRAGMENTS];
 #pragma unroll
@@ -245,6 +248,26 @@ DEVICE void multiply_for_queries(QueryGradient& dq, PTile ds_tile, KVTile k_tile
     multiply_for_queries<COLUMN_PAIRS>(dq, ds_tile, k_tile, warp);
   else
     multiply_for_queries<COLUMN_PAIRS - 1>(dq, ds_tile, k_tile, warp);
+}
+
+// Adds this warp's share of a tile's dQ to the sums, or with IN_TURN as the blocks' order wants it.
+template <bool IN_TURN = false>
+DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, Warp warp) {
+  float4* const first = SumTile<HEAD_DIM>(dq_sum, tile, warp.row).part(2 * warp.across);
+#pragma unroll
+  for (int f = 0; f < ROW_FRAGMENTS; ++f)
+#pragma unroll
+    for (int m = 0; m < COLUMN_PAIRS; ++m)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float (&part)[4] = dq[f][m][n];
+        float4* const sum = first + 32 * ((f * HEAD_DIM + m * TURN) / 8 + n);
+        if (m * TURN + 16 * warp.across >= HEAD_DIM) continue;  // of the last turn, if the pairs of fragments don't divide
+        if constexpr (IN_TURN)
+          add_in_turn(sum, make_float4(part[0], part[1], part[2], part[3]));
+        else
+          add_global(sum, make_float4(part[0], part[1], part[2], part[3]));
+      }
 }
 
 // The rows of dK or dV from `first_key` on, times `factor`. `rows` is the address of that row.

@@ -8,6 +8,7 @@ constexpr int QUERIES = BR;
 #include "hopper_backward.cuh"
 #include "longest_first.cuh"
 #include "philox.cuh"
+#include "sum_tiles.cuh"
 
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
 constexpr int PART_ROWS = 16;       // of a block of the launch that adds up parts
@@ -178,9 +179,6 @@ struct Agenda {
   }
 };
 
-// A tile's number among those of all heads. `first` is that of its sequence's first tile.
-DEVICE int tile_of(const Shape& shape, Visit at, int first = 0) { return at.head * row_tiles_of(shape) + first + at.i; }
-
 // The order in which blocks add to a tile of dQ: that of their key tiles. A counter in HBM, at the tile's first row, says whose turn it
 // is. The first launch has set it to the first key tile that these queries see. One thread of the producer waits for this block's
 // turn, and another one passes it on, so that no warp that multiplies waits for HBM.
@@ -236,23 +234,9 @@ DEVICE void store_operand(DSTile tile, int row, const unsigned (&a)[QUERY_STEPS]
     }
 }
 
-// 16 rows of a tile of the sums of dQ, as a warp's accumulators hold them: for every 8 columns a float4 of each lane. So 32 lanes add
-// to 512 bytes in a row, which takes the load-store unit a quarter of the time that 16 rows of 32 bytes take it. A head has whole
-// tiles. Where a tile begins is the same for all lanes. The rest fits into 32 bits, which takes a register less, and the compiler
-// puts the sum beside products, not before them.
-struct SumTile {
-  float4* begin;
-  unsigned own;
-
-  DEVICE SumTile(float* sums, int tile, int row)
-      : begin(reinterpret_cast<float4*>(sums + static_cast<long long>(tile) * (BR * COLUMNS))), own(row * (COLUMNS / 4) + lane_id()) {}
-
-  DEVICE float4* part(int fragment) const { return begin + (own + fragment * 32); }
-};
-
 // Adds this warpgroup's share of a tile's dQ to the sums in HBM.
 DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int consumer) {
-  const SumTile sums(dq_sum, tile, consumer / ASIDE * 64 + warp_id() % 4 * 16);
+  const SumTile<COLUMNS> sums(dq_sum, tile, consumer / ASIDE * 64 + warp_id() % 4 * 16);
   float4* const first = sums.part(consumer % ASIDE * (COLUMNS / ASIDE / 8));
 #pragma unroll
   for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) {

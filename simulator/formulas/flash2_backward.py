@@ -8,8 +8,8 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
 from simulator.formulas.walk import Walk, walk
-from simulator.problem import Problem, Tile
-from simulator.programs.flash2_backward import ROWS, SINK_ROWS, sram_bytes, warp_grid
+from simulator.problem import Problem, Tile, round_up
+from simulator.programs.flash2_backward import SINK_ROWS, sram_bytes, warp_grid
 
 
 def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -20,18 +20,19 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     writes Nd.
     """
     del lse
-    count_before(book, problem)
+    count_before(book, problem, tile)
     count_main(book, "flash2_backward", problem, tile, config)
-    count_convert(book, "flash2_backward")
+    count_convert(book, "flash2_backward", tile.rows)
     count_sinks(book, "flash2_backward", problem)
 
 
-def count_before(book: Book, problem: Problem) -> None:
+def count_before(book: Book, problem: Problem, tile: Tile) -> None:
     """The workspaces, and the first launch."""
     heads = problem.batch * problem.heads
     book.tensor(Spec("delta", heads, problem.len_q, 1, "float32", "workspace", vector=True))
-    book.tensor(Spec("dq_sum", heads, problem.len_q, problem.head_dim, "float32", "workspace"))
-    count_delta(book, "flash2_backward", problem)
+    sums = round_up(problem.len_q, tile.rows), padded(problem.head_dim)
+    book.tensor(Spec("dq_sum", heads, *sums, "float32", "workspace", flat=True))
+    count_delta(book, "flash2_backward", problem, tile.rows)
 
 
 def count_main(book: Book, name: str, problem: Problem, tile: Tile, config: Config) -> Walk:
@@ -71,8 +72,8 @@ def count_main(book: Book, name: str, problem: Problem, tile: Tile, config: Conf
     ):
         book.add(step, left, sram_read=pairs * across * sides[0] * es)
         book.add(step, right, sram_read=pairs * along * sides[1] * es)
-    book.add("dq", "dq_sum", hbm_atomic=rows * dq_sum.row_bytes)
-    book.distinct("dq_sum", "write", heads * seen.distinct_keys * dq_sum.row_bytes)
+    book.add("dq", "dq_sum", hbm_atomic=pairs * tile.rows * dq_sum.row_bytes)
+    book.distinct("dq_sum", "write", heads * round_up(seen.distinct_keys, tile.rows) * dq_sum.row_bytes)
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
@@ -83,7 +84,7 @@ def count_main(book: Book, name: str, problem: Problem, tile: Tile, config: Conf
     return seen
 
 
-def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> None:
+def count_delta(book: Book, name: str, problem: Problem, rows: int) -> None:
     """The first launch: D = rowsum(dO * O), and zeros for the sums of dQ if there are any, with so many `rows` per block."""
     p, t = problem, book.tensors
     covered = t.get("dq_sum", t["out"])
@@ -107,13 +108,12 @@ def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> No
     book.compute(other=blocks * rows * (2 * p.head_dim_v + p.dlse))
 
 
-def count_convert(book: Book, name: str, rows: int = ROWS) -> None:
+def count_convert(book: Book, name: str, rows: int) -> None:
     """The last launch: dQ from the sums, with so many `rows` per block."""
     t = book.tensors
     blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
     together = book.config.heads_together if book.config else 1
-    across = 0 if t["dq_sum"].flat else rows
-    book.launch(f"{name}_convert", blocks, 4, together, along="convert_dq", across=across)
+    book.launch(f"{name}_convert", blocks, 4, together, along="convert_dq")
     if blocks:
         book.add("convert_dq", "dq_sum", hbm_read=t["dq_sum"].nbytes)
         book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)

@@ -17,7 +17,7 @@ def flash2_backward_deterministic(book: Book, problem: Problem, tile: Tile, conf
     """
     del lse
     p, kv_heads, keys = problem, problem.batch * problem.kv_heads, problem.key_tiles(tile)
-    count_before(book, p)
+    count_before(book, p, tile)
     book.tensor(Spec("drawn", kv_heads, 1, 1, "int32", "workspace", vector=True, zeros=True))
     book.tensor(Spec("number", kv_heads, p.len_kv, 1, "int32", "workspace", vector=True))
     book.tensor(Spec("turns", p.batch * p.heads, p.len_q, 1, "int32", "workspace", vector=True, zeros=True))
@@ -29,7 +29,7 @@ def flash2_backward_deterministic(book: Book, problem: Problem, tile: Tile, conf
         book.distinct("drawn", way, 4 * kv_heads if keys else 0)
         book.distinct("number", way, 4 * blocks)
     count_turns(book, p, tile, seen)
-    count_convert(book, "flash2_backward")
+    count_convert(book, "flash2_backward", tile.rows)
     count_sinks(book, "flash2_backward", p)
 
 

@@ -7,12 +7,12 @@ from functools import partial
 from simulator.config import WORK, Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
-from simulator.formulas.flash2_backward import ROWS, count_convert, count_delta, count_sinks
+from simulator.formulas.flash2_backward import count_convert, count_delta, count_sinks
 from simulator.formulas.flash3 import count_counter
 from simulator.formulas.walk import Walk, walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash3_backward import listeners, sram_bytes, warpgroups, work_bytes
+from simulator.programs.flash3_backward import PART_ROWS, listeners, sram_bytes, warpgroups, work_bytes
 
 
 def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -121,12 +121,12 @@ def count_parts(book: Book, problem: Problem, config: Config) -> None:
     p, t, parts = problem, book.tensors, config.parts
     if parts == 1:
         return
-    blocks = p.batch * p.kv_heads * -(-p.len_kv // ROWS)
-    book.launch("flash3_backward_parts", blocks, 4, config.heads_together, along="len_kv", across=ROWS)
+    blocks = p.batch * p.kv_heads * -(-p.len_kv // PART_ROWS)
+    book.launch("flash3_backward_parts", blocks, 4, config.heads_together, along="len_kv", across=PART_ROWS)
     if blocks:
         for x in ("dk", "dv"):
             book.add("add_parts", f"{x}_parts", hbm_read=t[f"{x}_parts"].nbytes)
             book.add("add_parts", x, hbm_write=t[x].nbytes)
             book.distinct(f"{x}_parts", "read", t[f"{x}_parts"].nbytes)
             book.distinct(x, "write", t[x].nbytes)
-            book.compute(other=blocks * ROWS * t[x].cols * (parts - 1))
+            book.compute(other=blocks * PART_ROWS * t[x].cols * (parts - 1))

@@ -14,15 +14,13 @@ from simulator.config import Config, choose, features, heads_that_share_the_l2, 
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
-from simulator.problem import Problem, Tile, Walk
+from simulator.problem import Problem, Tile, Walk, round_up
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.programs.scores import cap_slope, less_dlse, of_head, soft_cap
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
-ROWS = 16
-"""Rows per block of the first and the last launch: four per warp."""
 SINK_ROWS = 256
 """Rows that a warp takes together for the gradient of a sink: eight per lane."""
 
@@ -50,7 +48,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     d = padded(max(problem.head_dim, problem.head_dim_v))
     half = problem.itemsize == 2
     if d <= 128:
-        candidates = [(64, 128), (64, 64)] if half else [(64, 64)]
+        candidates = [(128, 128)] * (half and d <= 64) + ([(64, 128), (64, 64)] if half else [(64, 64)])
     else:
         candidates = [(64, 64)] if half else []
     chosen = choose([*candidates, (32, 32), (32, 16), (16, 16)], tile, device, partial(sram_bytes, problem))
@@ -71,12 +69,13 @@ def prepare(
     out: HbmTensor,
     dout: HbmTensor,
     dq_sum: HbmTensor | None = None,
-    rows: int = ROWS,
+    *,
+    rows: int,
     begin: Callable[[Block], None] = lambda block: None,
 ) -> HbmTensor:
     """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
-    Sets `dq_sum` to 0, if atomics will add to it. A block has so many `rows`: those of a tile where the sums lie in tiles.
+    Sets `dq_sum` to 0, if atomics will add to it. A block has so many `rows`: those of a tile, as the sums lie in tiles.
     """
     delta, covered = m.workspace("delta", 1, vector=True), dq_sum or out
     across = 0 if covered.spec.flat else rows
@@ -92,10 +91,9 @@ def prepare(
     return delta
 
 
-def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem, rows: int = ROWS) -> None:
+def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem, rows: int) -> None:
     """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`, as in `prepare`."""
-    across = 0 if dq_sum.spec.flat else rows
-    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, along="convert_dq", across=across):
+    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, along="convert_dq"):
         block.step("convert_dq")
         block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
 
@@ -176,8 +174,8 @@ def backward(
     """`flash2_backward`, whose main launch has this name, and blocks that add to dQ in an order."""
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
-    dq_sum = m.workspace("dq_sum", problem.head_dim)
-    delta = prepare("flash2_backward", m, out, dout, dq_sum)
+    dq_sum = m.workspace("dq_sum", padded(q.cols), rows=round_up(problem.len_q, tile.rows), flat=True)
+    delta = prepare("flash2_backward", m, out, dout, dq_sum, rows=tile.rows)
     along, across = warp_grid(problem, tile)
     shared = across, along  # how many warps read each byte of the left and of the right operand of a product
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
@@ -222,7 +220,7 @@ def backward(
         block.step("store_dkv")
         block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
         block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
-    convert("flash2_backward", m, dq_sum, dq, problem)
+    convert("flash2_backward", m, dq_sum, dq, problem, tile.rows)
     return dq, dk, dv, *sink_gradient("flash2_backward", m, lse, delta, problem)
 
 

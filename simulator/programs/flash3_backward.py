@@ -15,7 +15,7 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
-from simulator.programs.flash2_backward import ROWS, Turns, about, convert, prepare, sink_gradient
+from simulator.programs.flash2_backward import Turns, about, convert, prepare, sink_gradient
 from simulator.programs.flash3 import MBARRIERS, PANEL, counter, triangular
 from simulator.tensors import HbmTensor
 
@@ -27,6 +27,8 @@ LAUNCH = 3e-6
 """Seconds that one more launch takes, about."""
 EDGES = 2
 """How many tiles of queries a block could take while it begins and ends, about."""
+PART_ROWS = 16
+"""Rows per block of the launch that adds up parts."""
 AT_ONCE = 16
 """So many key tiles of a head run at once, about."""
 ROUNDS = 8
@@ -279,7 +281,7 @@ def backward(
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
     turns = order(m, k, problem, tile)
-    delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows, begin=turns.begin)
+    delta = prepare("flash3_backward", m, out, dout, dq_sum, rows=tile.rows, begin=turns.begin)
     sums = dk, dv
     if c.parts > 1:
         axes = {"parts": parts}
@@ -353,14 +355,14 @@ def backward(
 
 def add_parts(m: Machine, sums: tuple[HbmTensor, ...], gradients: tuple[HbmTensor, ...]) -> None:
     """dK and dV: the sum over the parts of a group's heads, in their order, rounded to the storage dtype."""
-    rows, dk = -(-gradients[0].rows // ROWS), gradients[0]
-    for block in m.launch("flash3_backward_parts", rows=rows, warps=4, of=dk, along="len_kv", across=ROWS):
+    rows, dk = -(-gradients[0].rows // PART_ROWS), gradients[0]
+    for block in m.launch("flash3_backward_parts", rows=rows, warps=4, of=dk, along="len_kv", across=PART_ROWS):
         block.step("add_parts")
         for x, dx in zip(sums, gradients, strict=True):
-            total = block.fetch(x.at(parts=0), block.i, ROWS)
+            total = block.fetch(x.at(parts=0), block.i, PART_ROWS)
             for part in range(1, x.spec.planes):
-                total = total + block.fetch(x.at(parts=part), block.i, ROWS)
-            block.store(dx, total, block.i, ROWS)
+                total = total + block.fetch(x.at(parts=part), block.i, PART_ROWS)
+            block.store(dx, total, block.i, PART_ROWS)
 
 
 ABOUT = about(

@@ -43,8 +43,8 @@ def takes(name: str, head_dim: int) -> bool:
 SPILLED_ONCE = [("flash2", "float32", 208), ("standard", "float32", 16)]
 """With other tiles: their defaults step aside."""
 SPILL = [
-    *(("flash1_backward", "float16", 256, arch) for arch in ("sm_75", "sm_80", "sm_89")),
-    *(("flash1_backward", "bfloat16", 256, arch) for arch in ("sm_80", "sm_89")),
+    *(("flash1_backward", "float16", 256, arch) for arch in DEVICES),
+    *(("flash1_backward", "bfloat16", 256, arch) for arch in ("sm_80", "sm_89", "sm_90")),
     *(("flash1_backward", "float32", 256, arch) for arch in DEVICES),
     *(("flash1_backward", dtype, 128, "sm_75") for dtype in ("float16", "float32")),
     *((name, "float16", 256, "sm_75") for name in ("flash2_backward", "flash2_backward_deterministic")),
@@ -53,6 +53,7 @@ SPILL = [
         for name in ("flash2_backward", "flash2_backward_deterministic")
         for arch in ("sm_75", "sm_89")
     ),
+    ("flash2_backward_deterministic", "float32", 256, "sm_90"),
     ("flash_decoding", "float16", 256, "sm_75"),
     *(("flash_decoding", dtype, head_dim, "sm_80") for dtype in ("float16", "bfloat16") for head_dim in (128, 256)),
     ("flash_decoding", "float32", 128, "sm_75"),
@@ -223,10 +224,10 @@ DROPPED = [
     for case in MATRIX
     if "dropout" in CATALOGUE[case[0]].support.masks
     and case[3] in ("sm_80", "sm_90")
-    and case[:3:2] != ("flash1_backward", 256)
+    and case[:3:2] not in (("flash1_backward", 256), ("flash2_backward_deterministic", 256))
     and case != ("standard_backward", "float32", 256, "sm_90")
 ]
-"""At head dim 256 flash1_backward has no register to spare for the random bytes, nor has the other's dK for its factor."""
+"""At head dim 256 these two have no register to spare for the random bytes, nor has the third one's dK for its factor."""
 
 
 @pytest.mark.parametrize("case", one_of_each(DROPPED, lambda case: case[0], lambda case: "-".join(map(str, case))))
@@ -253,12 +254,13 @@ def test_a_gradient_of_the_lse_spills_nothing_either(case: tuple[str, str, int, 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_backward_pass_over_sequences(head_dim: int, arch: str, name: str) -> None:
-    """Where a sequence lies takes three registers more. At head dim 128 Hopper's compiler has but two left, and keeps one in
-    memory from the first step to the last."""
+    """Where a sequence lies takes three registers more. At head dim 256, and at 128 with one order, fewer are left: up to six
+    are kept in memory from the first step to the last."""
     problem = Problem(batch=1, heads=8, lengths=[1000], head_dim=head_dim, dtype="bfloat16", causal=True)
     config = CATALOGUE[name].program.configure(problem, Device.named(DEVICES[arch]))
     compiled = compile_kernel(name, defines(config, "bfloat16", head_dim), arch=arch)
-    assert compiled.spills <= (8 if (head_dim, arch) == (128, "sm_90") else 0)
+    few = head_dim == 256 or (head_dim == 128 and name == "flash2_backward_deterministic")
+    assert compiled.spills <= (24 if few else 0)
 
 
 ON_HOPPER = list(itertools.product((128, 64, 40, 96), ("bfloat16", "float16")))

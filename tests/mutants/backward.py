@@ -14,6 +14,7 @@ PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_ba
 ORDERED, MEMORY = "kernels_cu/flash2_backward_deterministic.cu", "kernels_cu/include/memory.cuh"
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
+SUMS = "kernels_cu/include/sum_tiles.cuh"
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
 CLEAR, CLEAR_KEYS = "kernels_cu/include/clear.cuh", "own.len_kv - work.first_key, CLEARED);"
 WIDE, WIDE_TILES = "kernels_cu/flash3_backward_wide.cu", "kernels_cu/include/flash3_backward_wide.cuh"
@@ -124,10 +125,10 @@ KERNELS = [
         check="adjoint",
     ),
     KernelMutant(
-        mechanism="dQ without the scale", step="convert_dq", old="x.x * scale", new="x.x", check="rule",
+        mechanism="dQ without the scale", file=SUMS, old="half, of_kept(shape.scale,", new="half, of_kept(1,", check="rule",
     ),
     KernelMutant(
-        mechanism="one query head of the group", old="ahead.head + group : ahead.head", new="ahead.head + 1 : ahead.head",
+        mechanism="one query head of the group", old="here.head + group : here.head", new="here.head + 1 : here.head",
         check="gqa", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
@@ -173,11 +174,11 @@ KERNELS = [
         check="head_order", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
-        mechanism="LSE of the batch's first head", step="load_q", old="load_global<float>(lse + statistics",
-        new="load_global<float>(lse + statistics - ahead.head * shape.len_q", check="head_order", case="causal",
+        mechanism="LSE of the batch's first head", step="load_q", old="load_global<float>(lse + own",
+        new="load_global<float>(lse + own - at.head * shape.len_q", check="head_order", case="causal",
     ),
     KernelMutant(
-        mechanism="sum of dQ not set to 0", step="zero_dq", old="row < rows.end; row +=", new="row < rows.first; row +=",
+        mechanism="sum of dQ not set to 0", file=SUMS, old="i < BR * COLUMNS / 4; i +=", new="i < BR * COLUMNS / 8; i +=",
         check="misuse",
     ),
     KernelMutant(
@@ -188,19 +189,19 @@ KERNELS = [
         check="misuse",
     ),
     KernelMutant(
-        mechanism="dQ stored, not added", step="dq", old="add_global(sums + column * 4, part)",
-        new="store_global(sums + column * 4, part)", check="misuse",
+        mechanism="dQ stored, not added", file=TILES, old="add_global(sum, make_float4", new="store_global(sum, make_float4",
+        check="misuse",
     ),
     KernelMutant(
-        mechanism="rows beyond the end added to", step="dq", old="row < shape.len_q && column", new="column",
-        check="bytes",
+        mechanism="columns that a warp hasn't got added", file=TILES, old="if (m * TURN + 16 * warp.across >= HEAD_DIM) continue;",
+        new="", check="misuse", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
         mechanism="columns that a warp hasn't got multiplied", file=TILES,
         old="HEAD_DIM / 16 % ACROSS == 0 || warp.across == 0", new="true", check="bytes", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
-        mechanism="Q prefetched for the tile before", old="ahead.i > tiles.last", new="ahead.i >= tiles.last",
+        mechanism="Q prefetched for the tile before", old="at.i < tiles.last ?", new="at.i + 1 < tiles.last ?",
         check="rule",
     ),
     KernelMutant(
@@ -225,7 +226,7 @@ KERNELS = [
         step="store_ds", old="if (key < shape.len_kv) {", new="{", check="misuse",
     ),
     *(
-        replace(each, algorithm="flash3_backward", file=each.file if each.file == HOPPER_TILES else HOPPER)
+        replace(each, algorithm="flash3_backward", file=HOPPER if each.file == KERNEL else each.file)
         for each in (
             KernelMutant(
                 mechanism="the other warpgroup's dS not waited for", step="ds",
@@ -266,7 +267,7 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="a tile's dQ added to the first one's",
-                old="before = tile_of(shape, here, origin.tile);", new="", check="rule", case=GROUP,
+                old="before = sum_tile_of(shape, here.head, here.i, origin.tile);", new="", check="rule", case=GROUP,
             ),
             KernelMutant(
                 mechanism="keys beyond the end seen", step="mask", old="mask_rows(s, lane_key, own.len_kv);", new="",
@@ -278,11 +279,11 @@ KERNELS = [
                 new="of_kept(1, shape.kept), bytes); store_row(row_address(dv", check="adjoint",
             ),
             KernelMutant(
-                mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="at.head * row_tiles_of(shape)",
-                new="at.head * (shape.len_q / BR)", check="misuse", case=GROUP,
+                mechanism="heads of dQ's sums that overlap", file=SUMS, old="head * row_tiles_of(shape)",
+                new="head * (shape.len_q / BR)", check="misuse", case=GROUP,
             ),
             KernelMutant(
-                mechanism="the sums of dQ read in another order", step="convert_dq", old="sums.part(n)",
+                mechanism="the sums of dQ read in another order", file=SUMS, old="sums.part(n)",
                 new="sums.part(COLUMNS / 8 - 1 - n)", check="rule",
             ),
             KernelMutant(
@@ -367,8 +368,8 @@ KERNELS = [
                 new="row_address(dk, batch, head, key)", check="misuse", case=SEQUENCES,
             ),
             KernelMutant(
-                mechanism="dQ of the next sequence's first rows", old="min(first + BR, own.end)", new="first + BR", check="misuse",
-                case=SEQUENCES,
+                mechanism="dQ of the next sequence's first rows", file=SUMS, old="min(first + BR, own.end)", new="first + BR",
+                check="misuse", case=SEQUENCES,
             ),
             KernelMutant(
                 mechanism="empty places of the sums set to 0", step="delta", old="if (RAGGED && rows.first >= rows.end) return;",
@@ -495,15 +496,15 @@ KERNELS = [
         case=SEQUENCES,
     ),
     KernelMutant(
-        mechanism="statistics as far apart as a sequence is long", old="* batches.len_q + first_row",
-        new="* shape.len_q + first_row", check="rule", case=SEQUENCES,
+        mechanism="statistics as far apart as a sequence is long", old="* batches.len_q + queries_before",
+        new="* shape.len_q + queries_before", check="rule", case=SEQUENCES,
     ),
     KernelMutant(
-        mechanism="queries of the batch's first sequence", old="row_address(q, batch, ahead.head, first_row)",
-        new="row_address(q, batch, ahead.head, first_query)", check="rule", case=SEQUENCES,
+        mechanism="queries of the batch's first sequence", old="row_address(q, batch, at.head, first_row)",
+        new="row_address(q, batch, at.head, first_query)", check="rule", case=SEQUENCES,
     ),
     KernelMutant(
-        mechanism="dQ added to the batch's first rows", old="here.head, queries_before + row", new="here.head, row",
+        mechanism="dQ added to the batch's first rows", old="queries_before / BR + own.sequence", new="own.sequence",
         check="sequences", case=SEQUENCES,
     ),
     KernelMutant(
@@ -540,7 +541,7 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="the turn handed on before all warps have added", step="dq",
-                old="add_in_turn(sums + column * 4, part); … barrier();", new="", check="misuse",
+                old="first_tile), dq, warp); barrier();", new="first_tile), dq, warp);", check="misuse",
             ),
             KernelMutant(
                 mechanism="counters of turns not set back", step="dq", old="same.tiles.last - same.tiles.first",
@@ -567,7 +568,7 @@ KERNELS = [
                 new="row_of(here.head, 0), here.i", check="misuse",
             ),
             KernelMutant(
-                mechanism="dQ added to the rows of the first sequence", step="dq", old="queries_before + row)", new="row)",
+                mechanism="dQ added to the rows of the first sequence", step="dq", old="queries_before / BR + own.sequence", new="own.sequence",
                 check="misuse",
             ),
             KernelMutant(
@@ -581,8 +582,8 @@ KERNELS = [
                 mechanism="empty places not left", old="if (RAGGED && own.first_row >= own.keys) return;", new="", check="misuse",
             ),
             KernelMutant(
-                mechanism="the LSE and D of the first sequence", old="row_of(ahead.head, first_row)",
-                new="row_of(ahead.head, first_query)", check="sequences",
+                mechanism="the LSE and D of the first sequence", old="row_of(at.head, queries_before + first_query)",
+                new="row_of(at.head, first_query)", check="sequences",
             ),
         )
     ),

@@ -119,11 +119,12 @@ def test_turns(problem: Problem, tile: Tile) -> None:
 
 
 def test_blocks_of_a_ragged_batch() -> None:
-    """Key tiles have places, of which some stay empty; the first and the last launch don't mind sequences."""
+    """Key tiles have places, and so have the tiles of the sums of dQ. Some stay empty."""
     p = Problem(batch=1, heads=4, kv_heads=2, lengths=[5, (9, 40), 0, (20, 3)], head_dim=16, dtype="float16")
     delta, main, convert = fl.count("flash2_backward", p, tile=(16, 16)).launches
-    assert (delta.blocks, main.blocks, convert.blocks) == (4 * 3, 2 * (48 // 16 + 4), 4 * 3)
-    assert delta.flops_other == 2 * 4 * 3 * 16 * 16
+    places = 4 * (34 // 16 + 4)
+    assert (delta.blocks, main.blocks, convert.blocks) == (places, 2 * (48 // 16 + 4), places)
+    assert delta.flops_other == 2 * 4 * (1 + 1 + 0 + 2) * 16 * 16
 
 
 def test_blocks_of_a_ragged_batch_on_hopper() -> None:
