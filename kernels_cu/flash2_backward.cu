@@ -2,8 +2,8 @@
 // ragged batches and a soft cap.
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    in the storage dtype
-//   lse, dlse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
-//   rows padded to 16 bytes
+//   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
+//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (sum_tiles.cuh)
 //
 // Three launches. The first computes D = rowsum(dO · O) - dLSE and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main launch
 // a thread block owns BC keys of a KV head, and walks the query tiles that see them, of all query heads that share the KV head.
@@ -15,8 +15,9 @@
 //   SRAM        K, V  BC x D | P, dS  BC x BR | Q, dO  STAGES x (BR x D)     D = HEAD_DIM, head_dim rounded up to 16
 //   registers   dK and dV (BC x D), S and dP (BC x BR) in float32, spread over the warps; then dQ (BR x D) in place of the last two
 //
-// Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: with 32 x 32 scores
-// per warp, a fragment that is read feeds two products.
+// Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: of 32 x 32 scores
+// per warp, each fragment that is read feeds two products. Up to head dim 64 a warp has 32 x 64 of them, where those of Q and dO feed
+// two and those of K and V four.
 #include "backward.cuh"
 #include "sequences.cuh"
 #include "sum_tiles.cuh"

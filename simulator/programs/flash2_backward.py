@@ -43,7 +43,8 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int = 1) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The first tile that fits the block's SRAM, of those whose dK, dV, S and dP fit the registers of the warps.
 
-    In 16 bits Q and dO are double-buffered where that fits.
+    In 16 bits Q and dO are double-buffered where that fits. Up to head dim 64 a tile has 128 queries there: a warp then reads
+    fewer fragments from SRAM for each product.
     """
     d = padded(max(problem.head_dim, problem.head_dim_v))
     half = problem.itemsize == 2
@@ -133,6 +134,7 @@ def flash2_backward(
     len_q) float32. There is one block per KV head and key tile of Bc keys. dK_j and dV_j stay in its registers, summed
     over the query heads of the group. It computes S transposed, with keys as rows, because the next products need P^T
     and dS^T. The warps form a grid over S^T, and another one over dV, dK and dQ, so P and dS pass through SRAM.
+    The sums of dQ lie as the accumulators do, so whole tiles of them count, with their rows and columns outside.
     """
     return backward("flash2_backward", m, q, k, v, out, lse, dout, problem, tile)
 

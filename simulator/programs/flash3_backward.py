@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from heapq import heapreplace
 
-from simulator.config import WORK, Config, features, padded
+from simulator.config import WORK, Config, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.formulas.walk import walk
@@ -167,24 +167,32 @@ def order(problem: Problem, device: Device, blocks: int) -> int:
     return int(len(set(p.sequences)) > 1)
 
 
-def heads_side_by_side(problem: Problem, device: Device, *, in_turn: bool = False) -> int:
+def heads_side_by_side(problem: Problem, device: Device) -> int:
     """How many (batch, head) pairs run side by side, all query heads of a KV head among them: as many as leave each about
     `AT_ONCE` key tiles that run at once.
 
     Blocks of a head read the same Q and dO at about the same time, and add to the same rows of dQ. If more heads ran, the key
     tiles of each would come in several rounds, and each round would read all of that from HBM again.
-    Where blocks add `in_turn`, each begins later than the one before it, by the time that a turn takes to be passed on. So few
-    key tiles of a head run at once: the fewer, the sooner a tile is done, that is, the narrower the head. Under a causal mask
-    blocks begin anew with each group of heads, and are late again.
 
     >>> from simulator import DEVICES
     >>> p = Problem(batch=16, heads=16, len_q=1024, head_dim=128, dtype="bfloat16", causal=True)
-    >>> [heads_side_by_side(p, DEVICES["h200"], in_turn=in_turn) for in_turn in (False, True)]
-    [8, 32]
+    >>> heads_side_by_side(p, DEVICES["h200"]), heads_in_turn(p, DEVICES["h200"])
+    (8, 32)
     """
-    at_once = max(1, problem.head_dim // (32 if triangular(problem) else 16)) if in_turn else AT_ONCE
-    kv_heads, most = problem.batch * problem.kv_heads, max(1, device.sms // at_once)
+    kv_heads, most = problem.batch * problem.kv_heads, max(1, device.sms // AT_ONCE)
     return problem.queries_per_kv * next(n for n in range(min(most, kv_heads), 0, -1) if kv_heads % n == 0)
+
+
+def heads_in_turn(problem: Problem, device: Device) -> int:
+    """The same where blocks take turns: no less than `AT_ONCE` asks for, and as many as share the L2.
+
+    A block begins to add later than the one before it, by the time that a turn takes to be passed on. So fewer key tiles of
+    each head run at once. All of them go over its queries in step, and find Q and dO in the L2 even where those of all heads
+    don't fit.
+    """
+    kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
+    least = max(heads_that_share_the_l2(problem, device) // members, min(kv_heads, -(-device.sms // AT_ONCE)))
+    return members * next((n for n in range(least, kv_heads + 1) if kv_heads % n == 0), 1)
 
 
 def configure(
@@ -219,7 +227,7 @@ def configure(
         stages=stages,
         consumers=consumers,
         blocks_per_sm=1,
-        heads_together=heads_side_by_side(problem, device, in_turn=in_turn),
+        heads_together=heads_in_turn(problem, device) if in_turn else heads_side_by_side(problem, device),
         constants=(
             *([("IN_TURN", 1)] if in_turn else []),
             *([("PARTS", parts)] if parts > 1 else []),

@@ -167,7 +167,7 @@ KERNELS = [
     ),
     KernelMutant(
         mechanism="halves of a fragment exchanged on their way to HBM", file=MMA, old="odd ? c[0] : c[2]",
-        new="odd ? c[2] : c[0]", check="rule", case="aligned",
+        new="odd ? c[2] : c[0]", check="rule", case="aligned", algorithm="flash1_backward",
     ),
     KernelMutant(
         mechanism="K of the first KV head", step="load_kv", old="k, batch, kv_head, keys_before", new="k, batch, 0, keys_before",
@@ -505,7 +505,7 @@ KERNELS = [
     ),
     KernelMutant(
         mechanism="dQ added to the batch's first rows", old="queries_before / BR + own.sequence", new="own.sequence",
-        check="sequences", case=SEQUENCES,
+        check="misuse", case=SEQUENCES,
     ),
     KernelMutant(
         mechanism="gradients of the next sequence's keys stored", old="shape, stored_key, dv_sum",
