@@ -168,30 +168,33 @@ def order(problem: Problem, device: Device, blocks: int) -> int:
 
 
 def heads_side_by_side(problem: Problem, device: Device) -> int:
-    """How many (batch, head) pairs run side by side, all query heads of a KV head among them: as many as leave each about
-    `AT_ONCE` key tiles that run at once.
+    """How many (batch, head) pairs run side by side, all query heads of a KV head among them: no more than share the L2, and
+    none that would leave each fewer than about `AT_ONCE` key tiles that run at once.
 
     Blocks of a head read the same Q and dO at about the same time, and add to the same rows of dQ. If more heads ran, the key
-    tiles of each would come in several rounds, and each round would read all of that from HBM again.
+    tiles of a short one would come in several rounds, and each round would read all of that from HBM again.
 
     >>> from simulator import DEVICES
     >>> p = Problem(batch=16, heads=16, len_q=1024, head_dim=128, dtype="bfloat16", causal=True)
     >>> heads_side_by_side(p, DEVICES["h200"]), heads_in_turn(p, DEVICES["h200"])
     (8, 32)
     """
-    kv_heads, most = problem.batch * problem.kv_heads, max(1, device.sms // AT_ONCE)
-    return problem.queries_per_kv * next(n for n in range(min(most, kv_heads), 0, -1) if kv_heads % n == 0)
+    kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
+    most = max(1, min(heads_that_share_the_l2(problem, device) // members, device.sms // AT_ONCE))
+    return members * next(n for n in range(most, 0, -1) if kv_heads % n == 0)
 
 
 def heads_in_turn(problem: Problem, device: Device) -> int:
-    """The same where blocks take turns: no less than `AT_ONCE` asks for, and as many as share the L2.
+    """The same where blocks take turns: no fewer than `AT_ONCE` asks for.
 
     A block begins to add later than the one before it, by the time that a turn takes to be passed on. So fewer key tiles of
     each head run at once. All of them go over its queries in step, and find Q and dO in the L2 even where those of all heads
-    don't fit.
+    don't fit. Under a causal mask each group of heads begins anew, and is late anew: then it has as many heads as share the L2.
     """
     kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
-    least = max(heads_that_share_the_l2(problem, device) // members, min(kv_heads, -(-device.sms // AT_ONCE)))
+    least = min(kv_heads, -(-device.sms // AT_ONCE))
+    if triangular(problem):
+        least = max(least, heads_that_share_the_l2(problem, device) // members)
     return members * next((n for n in range(least, kv_heads + 1) if kv_heads % n == 0), 1)
 
 
