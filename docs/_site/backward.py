@@ -22,6 +22,7 @@ ALGORITHMS = (
     "standard_backward", "flash1_backward", "flash2_backward", "flash2_backward_deterministic", NAME, ORDERED, WIDE,
 )  # fmt: skip
 RUNGS = {name: f"`{name}`" for name in ("flash2_backward", "flash2_backward_deterministic", ORDERED)}
+OTHERS = {peer: PEERS[peer] for peer in PEERS if peer != "flash2_backward"}
 
 
 def newest(kind: str, condition: str | None = None, *, algorithm: str = NAME) -> results.Result | None:
@@ -105,8 +106,9 @@ def ordered(of: results.Result | None) -> str:
 def blocks() -> dict[str, str]:
     return {
         "counted": counted(newest("counters")),
-        "timed": timed(newest_on("H200"), PEERS),
-        "h100": timed(newest_on("H100"), {peer: PEERS[peer] for peer in PEERS if peer != "flash2_backward"}),
+        "timed": timed(newest_on("H200"), OTHERS),
+        "h100": timed(newest_on("H100"), OTHERS),
+        "flash2": timed(newest("bench", algorithm="flash2_backward"), {"sdpa-flash": PEERS["sdpa-flash"]}),
         "fa3": timed(newest("bench", "fa3"), {"fa3-wheel": "FlashAttention-3", "cudnn": "cuDNN"}),
         "wide": timed(newest("bench", algorithm=WIDE), {peer: PEERS[peer] for peer in PEERS if peer != "fa4"}),
         "dropped": dropped(results.latest("dropout", ROOT / results.FOLDER)),

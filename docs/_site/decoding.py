@@ -40,8 +40,10 @@ def appended() -> str:
 def blocks() -> dict[str, str]:
     return {
         "timed": timed("flash_decoding", on="h200"),
-        "paged": timed("paged"),
-        "quantized": timed("paged", "quantized"),
+        "paged": timed("paged", on="h100"),
+        "paged_h200": timed("paged", on="h200"),
+        "quantized": timed("paged", "quantized", on="h100"),
+        "quantized_h200": timed("paged", "quantized", on="h200"),
         "features": timed("paged", "features"),
         "cascade": timed("cascade", on="h200"),
         "append": appended(),

@@ -12,7 +12,9 @@ ALGORITHMS = ("mla", "mla_paged", "mla_hopper", "mla_hopper_paged")
 
 
 def blocks() -> dict[str, str]:
-    return {name: timed(name) for name in ALGORITHMS} | {"agreed": agreed(ALGORITHMS)}
+    beside = {name: timed(name, on="h100") for name in ALGORITHMS}
+    alone = {f"{name}_h200": timed(name, on="h200") for name in ("mla_hopper", "mla_hopper_paged")}
+    return beside | alone | {"agreed": agreed(ALGORITHMS)}
 
 
 if __name__ == "__main__":

@@ -568,7 +568,8 @@ KERNELS = [
                 new="row_of(here.head, 0), here.i", check="misuse",
             ),
             KernelMutant(
-                mechanism="dQ added to the rows of the first sequence", step="dq", old="queries_before / BR + own.sequence", new="own.sequence",
+                mechanism="dQ added to the rows of the first sequence", step="dq", old="queries_before / BR + own.sequence",
+                new="own.sequence",
                 check="misuse",
             ),
             KernelMutant(
