@@ -1,7 +1,7 @@
 # make demo       set up the library and run its main job on real attention inputs
 # make test       set up and run what each change must pass: lint, types, tests, documentation
 # make test-torch run, on a CPU, what needs torch; in an environment of its own
-# make test-triton run, on a CPU, what needs Triton, by its interpreter; in an environment of its own
+# make test-triton run, on a CPU, what needs Triton, by its interpreter; in the same environment
 # make test-long  run what takes too long for make test, and what needs JAX: hours on 2 cores (JOBS=16 where there are 16)
 # make lab        open JupyterLab at the first lesson
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
@@ -13,7 +13,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := .venv-torch/bin
-TRITON := .venv-triton/bin
 LITE := .venv-lite/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -36,13 +35,13 @@ test: .venv/.test browser
 test-torch: .venv-torch/.torch
 	FLASHLAB_REQUIRE=compiler,torch,transformers $(TORCH)/python $(PYTEST) -m "(torch or transformers) and not triton and not gpu and not long"
 
-test-triton: .venv-triton/.triton
-	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "triton and not gpu and not long"
+test-triton: .venv-torch/.torch
+	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "triton and not gpu and not long"
 
-test-long: .venv/.test .venv-torch/.jax .venv-triton/.triton .venv-lowest/.lowest browser
+test-long: .venv/.test .venv-torch/.jax .venv-lowest/.lowest browser
 	$(BIN)/python $(PYTEST) -m "long and not jax and not triton"
 	.venv-lowest/bin/python $(PYTEST) -W default -m "long or not long" $(WITH_THE_LOWEST)
-	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "long and triton and not gpu"
+	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "long and triton and not gpu"
 	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
 # Jupyter refuses to run as root unless told, since whoever reaches its port is root then. It listens on this machine alone, and
@@ -88,11 +87,7 @@ lite: .venv/.test .venv-lite/.lite
 	$(TORCH)/python $(INSTALL) --requirement $<
 	@touch $@
 
-.venv-triton/.triton: requirements/triton.in .venv-triton/.test
-	$(TRITON)/python $(INSTALL) --requirement $<
-	@touch $@
-
-.venv-torch/.jax: requirements/jax.in .venv-torch/.test
+.venv-torch/.jax: requirements/jax.in .venv-torch/.torch
 	$(TORCH)/python $(INSTALL) --requirement $<
 	@touch $@
 
@@ -114,7 +109,7 @@ browser:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >/dev/null; \
 	else echo "no Chromium: the player's tests need one (on Debian or Ubuntu: apt-get install chromium)"; fi
 
-.venv .venv-torch .venv-triton .venv-lite .venv-lowest:
+.venv .venv-torch .venv-lite .venv-lowest:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $@
@@ -126,4 +121,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv .venv-torch .venv-triton .venv-lite .venv-lowest out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch .venv-lite .venv-lowest out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis

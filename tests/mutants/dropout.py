@@ -134,7 +134,7 @@ GRADIENTS = [
                     "key_sets", PHILOX),
     hopper_backward("an element's byte of the other row", "byte_of(n, e / 2)", "byte_of(n, 1 - e / 2)", "adjoint", PHILOX),
     hopper_backward("dQ from its sums not scaled by what is kept", "sum, half, of_kept(shape.scale, shape.kept)",
-                    "sum, half, shape.scale", "rule"),
+                    "sum, half, shape.scale", "rule", "kernels_cu/include/sum_tiles.cuh"),
     by_squares("P with what is dropped goes into dV", "x = dropout.dropped(x, first_row + row, first_key + column);", ";",
                "key_sets"),
     by_squares("P dropped by places in its tile", "first_row + row, first_key + column", "first_row + row, column", "key_sets"),

@@ -318,7 +318,7 @@ def test_every_committed_file_is_as_its_published_schema_says(path: Path) -> Non
 @pytest.mark.parametrize("result", results.find(RESULTS), ids=lambda result: f"{result.kind}-{result.path.stem}")
 def test_every_committed_result_lies_where_its_content_says_and_claims_something(result: results.Result) -> None:
     assert result.path == RESULTS / result.kind / results.name_of(result.content)
-    assert re.fullmatch(r"[\w.-]{1,40}", result.subject)
+    assert re.fullmatch(r"[\w.-]{1,60}", result.subject)
     kind = KINDS[result.kind]
     assert len(kind.claim(result)) > 40
     assert "\n| --- |" in kind.markdown(result)
