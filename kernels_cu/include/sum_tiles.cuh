@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backward_rows.cuh"
+#include "mma.cuh"
 
 // A tile's number among those of all heads. `head` counts over all batches, and `first` is the number of its sequence's first tile.
 DEVICE int sum_tile_of(const Shape& shape, int head, int i, int first = 0) { return head * row_tiles_of(shape) + first + i; }

@@ -48,10 +48,10 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     """
     d = padded(max(problem.head_dim, problem.head_dim_v))
     half = problem.itemsize == 2
-    if d <= 128:
-        candidates = [(128, 128)] * (half and d <= 64) + ([(64, 128), (64, 64)] if half else [(64, 64)])
+    if half:
+        candidates = [tile for tile, widest in (((128, 128), 64), ((64, 128), 128), ((64, 64), 256)) if d <= widest]
     else:
-        candidates = [(64, 64)] if half else []
+        candidates = [(64, 64)] if d <= 128 else []
     chosen = choose([*candidates, (32, 32), (32, 16), (16, 16)], tile, device, partial(sram_bytes, problem))
     twice = half and device.compute_capability >= (8, 0) and sram_bytes(problem, chosen, 2) <= device.sram_per_block
     along, across = warp_grid(problem, chosen)
