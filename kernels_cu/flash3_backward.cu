@@ -22,7 +22,8 @@
 //
 // For the same bits in each run (IN_TURN: flash3_backward_deterministic) the blocks of a query tile add to its dQ in the order of
 // their key tiles. The thread that loads Q and dO waits for the block's turn, a tile ahead, and one that does nothing else passes it
-// on. So the warps that multiply wait for mbarriers only.
+// on. So the warps that multiply wait for mbarriers only. As there is a first one and a last one, the sums need no zeros, and no
+// launch of their own: the first one writes its part, and the last one writes dQ.
 //
 // In a ragged batch each sequence has places for its key tiles, and for the tiles of its sums of dQ (sequences.cuh). A box that
 // reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile. Where blocks have different
@@ -36,8 +37,8 @@
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
-                      const int* offsets_kv, void* order, const Shape shape) {
+flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const Tensor dq,
+                      const int* offsets_q, const int* offsets_kv, void* order, const Shape shape) {
   if constexpr (ORDERED) {
     // step: delta (in which order key tiles come)
     put_in_order(shape, {offsets_q, offsets_kv}, static_cast<OrderedTile*>(order));
@@ -51,17 +52,18 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   delta_of_rows<BR>(out, dout, dlse, delta, shape, rows);
 
   // step: zero_dq
-  clear_sums<COLUMNS>(dq_sum, shape, rows);
   if constexpr (IN_TURN)
-    if (threadIdx.x == 0) Turns{static_cast<unsigned*>(order), shape}.begin({rows.batch * shape.heads + rows.head, rows.first / BR});
+    Turns{static_cast<unsigned*>(order), shape}.begin(dq, rows);
+  else
+    clear_sums<COLUMNS>(dq_sum, shape, rows);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-                const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
-                const Tensor dv, const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
-                void* order, const Shape shape) {
-  unsigned* const turns = static_cast<unsigned*>(order);  // or that is the order of key tiles
+                const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dq_in_turn,
+                const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv, const long long* rng_state,
+                unsigned* drawn, void* order, const Shape shape) {
+  const Turns turns{static_cast<unsigned*>(order), shape};  // or that is the order of key tiles
   const Sram sram;
   open(sram);
   Agenda agenda{shape, sram, {offsets_q, offsets_kv, static_cast<const OrderedTile*>(order)}};
@@ -79,8 +81,9 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
           const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads;
           Visit at = work.first(shape), last = at;
           unsigned n = 0;  // tiles of queries so far
-          auto wait_for_turn = [&] {  // at the tile before, when all warps know of the turn before that
-            Turns{turns, shape}.wait(last, work.first_key / BC);
+          auto wait_for_turn = [&] {  // at the tile before, when all warps know of the last turn on its side
+            mbarrier_wait(sram.known((n - 1) & 1), (n + 1) / 2 & 1);
+            turns.wait(last, work.first_key / BC);
             mbarrier_arrive(sram.turn((n - 1) & 1));
           };
           auto load_queries = [&] {
@@ -91,7 +94,6 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 
             // step: load_do (producer)
             mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-            if (IN_TURN && n > STAGES) mbarrier_wait(sram.known((n - 1 - STAGES) & 1), (n - 1 - STAGES) / 2 & 1);
             load_tile(sram.dout(ring.slot), dout, batch, head, origin.query + at.i * BR, sram.do_full(ring.slot), EVICT_LAST);
             if constexpr (IN_TURN) {
               // step: dq (producer: this block's turn at the tile before)
@@ -111,7 +113,6 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
           while (work.left(at)) load_queries();
           if constexpr (IN_TURN) {
             // step: dq (producer: this block's turn at the last tile)
-            mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
             if (n > 0) wait_for_turn();
           }
         }
@@ -125,6 +126,9 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       agenda.begin();
       while (work.end > 0) {
         for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance()) {
+          // step: load_q (producer: where in the order this block adds)
+          if (IN_TURN && lane_id() == 0) store_shared(sram.place(ring.slot + STAGES * ring.parity), turns.place(at, work.first_key / BC));
+
           // step: load_q (producer: the LSE to the base 2; without a query it is INF, so that P is 0)
           const Numbers numbers(lse, shape, origin, at, INF);
           mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
@@ -156,20 +160,12 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: load_kv (producer: tells which keys are next, ahead)
       agenda.tell(drawn);
       if constexpr (IN_TURN) {
-        // step: dq (producer: passes the turn on: a tile has been added when the next one's slot is free)
-        const Turns all{turns, shape};
-        int side = 0;
-        for (Visit at = work.first(shape); work.left(at); side ^= 1) {
-          const Visit added = at;
-          at.advance(work.tiles);
-          ring.advance();
-          if (work.left(at)) {
-            mbarrier_wait(sram.do_empty(ring.slot), ring.parity);
-            mbarrier_arrive(sram.known(side));
-          } else {
-            mbarrier_wait(sram.kv_empty(), 0);
-          }
-          all.pass(added);
+        // step: dq (producer: passes the turn on)
+        unsigned n = 0;  // tiles of queries so far
+        for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ++n) {
+          mbarrier_wait(sram.added(n & 1), n / 2 & 1);
+          mbarrier_arrive(sram.known(n & 1));
+          turns.pass(at);
         }
       }
     }
@@ -278,6 +274,15 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       here.advance(work.tiles);
       ring.advance();
     };
+    auto add_dq = [&](QueryGradient& dq) {
+      if constexpr (IN_TURN) {
+        mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
+        add_in_turn(dq_sum, before, dq, consumer, uniform(load_shared<int>(sram.place(n - 1))), dq_in_turn, shape);
+        release(sram.added((n - 1) & 1));
+      } else {
+        add_gradient(dq_sum, before, dq, consumer);
+      }
+    };
     auto ready = [&] {
       settle(dv_sum);
       settle(dk_sum);
@@ -305,8 +310,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: dq (of the tile before: add it to HBM)
       wgmma_wait<2>();
       settle(dq);
-      if constexpr (IN_TURN) mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
-      add_gradient(dq_sum, before, dq, consumer);
+      add_dq(dq);
 
       // step: dk (done)
       finish_dkv();
@@ -320,8 +324,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
       wgmma_wait<0>();
       settle(dq);
-      if constexpr (IN_TURN) mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
-      add_gradient(dq_sum, before, dq, consumer);
+      add_dq(dq);
     }
 
     // step: load_kv (the next ones may come)
@@ -348,6 +351,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
   }
 }
 
+#if !IN_TURN
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash3_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, const Shape shape) {
   // step: convert_dq (of which rows)
@@ -357,6 +361,8 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, co
   // step: convert_dq
   convert_sums<COLUMNS>(dq_sum, dq, shape, rows);
 }
+
+#endif
 
 #if PARTS > 1
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)

@@ -249,7 +249,16 @@ class Block:
 
     def tell(self, name: str, warps: int, nbytes: int = 4) -> None:
         """One thread tells `warps` warps something through SRAM: a number, say. It lies where mbarriers leave room."""
-        self._count(name, sram_write=nbytes * self.lockstep, sram_read=nbytes * warps * self.lockstep)
+        self.leave(name, nbytes)
+        self.hear(name, warps, nbytes)
+
+    def leave(self, name: str, nbytes: int = 4) -> None:
+        """One thread leaves something in SRAM, which warps `hear` in a later step."""
+        self._count(name, sram_write=nbytes * self.lockstep)
+
+    def hear(self, name: str, warps: int, nbytes: int = 4) -> None:
+        """So many warps read what a thread has left."""
+        self._count(name, sram_read=nbytes * warps * self.lockstep)
 
     def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""

@@ -318,15 +318,17 @@ def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
     """The launches of the backward pass for Hopper. If it `waits`, the blocks of the main one take turns."""
     file, arch = "flash3_backward", "sm_90a"
     order = "turns" if waits else "order"
-    main = ("q", "k", "v", "lse", "dout", "delta", "dq_sum"), (*_OFFSETS, "rng_state", "drawn", order)
+    main = ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dq"), (*_OFFSETS, "rng_state", "drawn", order)
     boxes = ("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")
     return (
-        Kernel(file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", *_OFFSETS, order), arch=arch),
+        Kernel(
+            file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "dq", *_OFFSETS, order), arch=arch
+        ),
         *(
             Kernel(file, file, (*main[0], *sums, *main[1]), boxes, arch, persistent=True, parts=parts, waits=waits)
             for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))
         ),
-        Kernel(file, "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch=arch),
+        *(() if waits else (Kernel(file, "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch=arch),)),
         Kernel(file, "flash3_backward_parts", (*_PARTS, "dk", "dv"), arch=arch, parts=True),
         Kernel(
             file,

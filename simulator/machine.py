@@ -173,6 +173,7 @@ class Machine:
         rows: int = 1,
         cols: int = 1,
         walk: Callable[..., Walk] | None = None,
+        apart: Callable[[int], object] | None = None,
         readers: int | None = None,
         of: HbmTensor | None = None,
         along: str = "len_q",
@@ -183,10 +184,11 @@ class Machine:
 
         Yields blocks, each of which stands for a group that runs in lockstep. `walk(i)` or `walk(i, j)` is what
         block (i, j) loops over, for instance the key tiles that the mask leaves. Blocks with equal walks share a
-        group. `readers` is how many read an operand that is not split: the warps, or the warpgroups if those multiply.
-        Nothing is launched if the operation has nothing to write. `along` and `across` say how blocks of a ragged batch lie
-        (`LaunchCounts`). If batches have different numbers of keys, `own` says for each number which ones they are, and what these
-        walk over. Of arrays with an axis `len_kv`, their blocks see so many rows. Raises `UsageError` for fewer than one warp.
+        group, if `apart(i)` is equal, too. `readers` is how many read an operand that is not split: the warps, or the
+        warpgroups if those multiply. Nothing is launched if the operation has nothing to write. `along` and `across` say
+        how blocks of a ragged batch lie (`LaunchCounts`). If batches have different numbers of keys, `own` says for each number
+        which ones they are, and what these walk over. Of arrays with an axis `len_kv`, their blocks see so many rows.
+        Raises `UsageError` for fewer than one warp.
         """
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         heads = math.prod(lead)
@@ -227,8 +229,8 @@ class Machine:
                         self.recorder.block(block)
                     yield block
 
-            groups = _groups(walks, most)
-            inferred = self._infer and len(shares) == 1 and _steps(walks, groups) > MOST_STEPS
+            groups = _groups(walks if apart is None else [(walk, apart(i)) for i, walk in enumerate(walks)], most)
+            inferred = self._infer and len(shares) == 1 and apart is None and _steps(walks, groups) > MOST_STEPS
             if inferred and all(type(w) is range for row in walks for w in row):
                 yield from self._inferred(walks, in_lockstep)
             else:
@@ -429,7 +431,7 @@ class _Share(NamedTuple):
     batches: Batches | None = None
 
 
-def _groups(walks: Sequence[tuple[Walk, ...]], most: int) -> list[tuple[int, int]]:
+def _groups(walks: Sequence[tuple[object, ...]], most: int) -> list[tuple[int, int]]:
     """Neighbouring rows with equal walks, at most so many together: from which one to which."""
     found: list[tuple[int, int]] = []
     start = 0

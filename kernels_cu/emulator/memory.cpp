@@ -40,6 +40,7 @@ void Clocks::fence(int thread) {
   watch_proxies();
   std::uint32_t* row = of(thread);
   for (int t = 0; t < threads; ++t) row[threads + t] = std::max({row[threads + t], row[t], floor});
+  order(thread).shown = order(thread).knows;
   ++row[thread];  // what it writes next isn't among it
 }
 
@@ -205,6 +206,7 @@ enum class Conflict { none, race, proxy };
 Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool shared, Access& other) {
   const Clocks& clocks = actor.lane.block->clocks;
   const View& view = clocks.orders[actor.lane.number].knows;
+  const View& shown = clocks.orders[actor.lane.number].shown;
   Conflict conflict = Conflict::none;
   std::uint32_t reader = mine.block;  // a block that read it, too
   bool two_readers = false;           // are enough to race with
@@ -215,7 +217,8 @@ Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool 
                               : view && knows(view, past);
     if (conflict == Conflict::none && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
       if (!ordered) conflict = Conflict::race;
-      else if (actor.engine && past.write && !clocks.fenced(past, actor.knows)) conflict = Conflict::proxy;
+      else if (actor.engine && past.write && !(here ? clocks.fenced(past, actor.knows) : knows(shown, past) || fenced(view, past)))
+        conflict = Conflict::proxy;
       if (conflict != Conflict::none) other = past;
     }
     const bool covered = (past.bytes & ~mine.bytes) == 0;

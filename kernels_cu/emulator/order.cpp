@@ -7,10 +7,28 @@
 
 namespace emulator {
 
+namespace {
+
+bool reaches(const Known::Clock& clock, const Access& access) {
+  const auto at = std::lower_bound(clock.begin(), clock.end(), std::pair{access.thread, std::uint32_t{0}});
+  return at != clock.end() && at->first == access.thread && at->second >= access.clock;
+}
+
+// The later of both clocks, for all threads that one of them has.
+template <class Add>
+void for_each(const Known::Clock& a, const Known::Clock& b, Add&& add) {
+  auto x = a.begin(), y = b.begin();
+  while (x != a.end() || y != b.end()) {
+    if (y == b.end() || (x != a.end() && x->first < y->first)) add(x->first, x->second), ++x;
+    else if (x == a.end() || y->first < x->first) add(y->first, y->second), ++y;
+    else add(x->first, std::max(x->second, y->second)), ++x, ++y;
+  }
+}
+
+}  // namespace
+
 bool Known::has(const Access& access) const {
-  if (access.thread < threads && access.clock <= floor) return true;
-  const auto at = std::lower_bound(above.begin(), above.end(), std::pair{access.thread, std::uint32_t{0}});
-  return at != above.end() && at->first == access.thread && at->second >= access.clock;
+  return (access.thread < threads && access.clock <= floor) || reaches(above, access);
 }
 
 namespace {
@@ -20,15 +38,10 @@ std::shared_ptr<const Known> join(const std::shared_ptr<const Known>& a, const s
   Known both;
   both.threads = a->threads;
   both.floor = std::max(a->floor, b->floor);
-  const auto add = [&](std::uint16_t thread, std::uint32_t clock) {
+  for_each(a->above, b->above, [&](std::uint16_t thread, std::uint32_t clock) {
     if (thread >= both.threads || clock > both.floor) both.above.emplace_back(thread, clock);
-  };
-  auto x = a->above.begin(), y = b->above.begin();
-  while (x != a->above.end() || y != b->above.end()) {
-    if (y == b->above.end() || (x != a->above.end() && x->first < y->first)) add(x->first, x->second), ++x;
-    else if (x == a->above.end() || y->first < x->first) add(y->first, y->second), ++y;
-    else add(x->first, std::max(x->second, y->second)), ++x, ++y;
-  }
+  });
+  for_each(a->fenced, b->fenced, [&](std::uint16_t thread, std::uint32_t clock) { both.fenced.emplace_back(thread, clock); });
   return std::make_shared<const Known>(std::move(both));
 }
 
@@ -63,8 +76,14 @@ bool knows(const View& view, const Access& access) {
   return known && known->has(access);
 }
 
+bool fenced(const View& view, const Access& access) {
+  const Known* known = of_block(view, access.block);
+  return known && (access.thread >= known->threads || reaches(known->fenced, access));
+}
+
 void Order::join(const Order& other) {
   knows = emulator::join(knows, other.knows);
+  shown = emulator::join(shown, other.shown);
   ready = emulator::join(ready, other.ready);
   ready_here = emulator::join(ready_here, other.ready_here);
 }
@@ -126,6 +145,7 @@ void Lane::fence(bool everywhere) {
   std::uint32_t* row = clocks.of(number);
   for (int column = 0; column < clocks.width; ++column) {
     const bool fences = clocks.proxies() && column >= clocks.threads && column < 2 * clocks.threads;
+    if (fences && row[column]) mine.fenced.emplace_back(column - clocks.threads, row[column]);
     if (!fences && row[column] > (column < clocks.threads ? mine.floor : 0)) mine.above.emplace_back(column, row[column]);
   }
   ++row[number];  // what it does next isn't among it

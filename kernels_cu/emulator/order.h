@@ -25,9 +25,11 @@ struct Clocks;
 
 // What is known of one block: everything of all its threads up to `floor`, and of some threads more.
 struct Known {
+  using Clock = std::vector<std::pair<std::uint16_t, std::uint32_t>>;  // thread or agent, and its clock; in order
   int threads = 0;
   std::uint32_t floor = 0;
-  std::vector<std::pair<std::uint16_t, std::uint32_t>> above;  // thread or agent, and its clock; in order
+  Clock above;
+  Clock fenced;  // up to where a proxy fence of its own has shown writes to the engines
   bool has(const Access& access) const;
 };
 
@@ -37,10 +39,12 @@ using View = std::shared_ptr<const Views>;  // null: of none
 
 View join(const View& a, const View& b);
 bool knows(const View& view, const Access& access);
+bool fenced(const View& view, const Access& access);  // by a proxy fence of the other block
 
 // What a thread knows beside its vector clock.
 struct Order {
   View knows;             // other blocks
+  View shown;             // what a proxy fence has shown to the engines of it
   View ready, ready_here;  // by a fence for the device, and by one for the block only
   bool any() const { return knows || ready || ready_here; }
   void join(const Order& other);

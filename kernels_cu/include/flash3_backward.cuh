@@ -58,10 +58,15 @@ struct Sram {
   // That it is this block's turn to add a tile of dQ: two neighbours have two of them.
   DEVICE unsigned turn(int side) const { return mbarrier(6 + 4 * STAGES + side); }
 
-  // That whoever passes turns on knows of a slot of dO that it is free. Before that it isn't filled again and freed again.
+  // Where in the order this block comes at its n-th tile of queries (Place). It is told with Q, and needed until a tile later.
+  DEVICE unsigned place(unsigned n) const { return mbarrier(10 + 4 * STAGES) + n % (2 * STAGES) * 4; }
+
+  // That all consumers have added a tile of dQ, and that whoever passes turns on knows. Before that, not two more are added.
+  DEVICE unsigned added(int side) const { return mbarrier(12 + 4 * STAGES + side); }
   DEVICE unsigned known(int side) const { return mbarrier(8 + 4 * STAGES + side); }
 };
-static_assert(6 + 4 * IN_TURN + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
+static_assert(!IN_TURN || STAGES == 2, "four places: two tiles are loaded, one is computed, one is added");
+static_assert(6 + 8 * IN_TURN + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
 
 // The block's named barriers, beside barrier().
 enum NamedBarrier { CLEARED = 1 };
@@ -76,6 +81,7 @@ DEVICE void open(const Sram& sram) {
   name_sram("lse", sram.lse(0), STAGES * Sram::NUMBERS);
   name_sram("delta", sram.delta(0), STAGES * Sram::NUMBERS);
   name_sram("work", sram.work(), Sram::WORK);
+  if (IN_TURN) name_sram("place", sram.place(0), 16);
   if (threadIdx.x == 0) {
     mbarrier_init(sram.kv_full(), 2);
     mbarrier_init(sram.kv_empty(), 4 * CONSUMERS);
@@ -85,6 +91,7 @@ DEVICE void open(const Sram& sram) {
       mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
       if (IN_TURN) {
         mbarrier_init(sram.turn(side), 1);
+        mbarrier_init(sram.added(side), 4 * CONSUMERS);
         mbarrier_init(sram.known(side), 1);
       }
     }
@@ -179,18 +186,38 @@ struct Agenda {
   }
 };
 
+// Rows of dQ that see no key.
+DEVICE void clear_rows_of(const Tensor& dq, const Shape& shape, const Rows& rows) {
+  const int chunks = padded_row_bytes(shape) / CHUNK_BYTES;
+  for (int i = threadIdx.x; i < (rows.end - rows.first) * chunks; i += DELTA_THREADS)
+    store_global(row_address(dq, rows.batch, rows.head, rows.first + i / chunks) + i % chunks * CHUNK_BYTES, make_uint4(0, 0, 0, 0));
+}
+
 // The order in which blocks add to a tile of dQ: that of their key tiles. A counter in HBM, at the tile's first row, says whose turn it
 // is. The first launch has set it to the first key tile that these queries see. One thread of the producer waits for this block's
 // turn, and another one passes it on, so that no warp that multiplies waits for HBM.
+//
+// So the first one writes its part, which nobody has to set to 0 before. The last one adds its own to the sum, and writes dQ.
+enum Place { FIRST = 1, LAST = 2 };
 struct Turns {
   unsigned* counters;
   const Shape& shape;
 
   DEVICE unsigned* counter(Visit at) const { return counters + static_cast<long long>(at.head) * shape.len_q + at.i * BR; }
-  DEVICE void begin(Visit at) const {
-    store_global<int>(counter(at), visible_tiles(shape, at.i * BR, min(at.i * BR + BR, shape.len_q) - 1, BC).first);
+  DEVICE Keys seen(int first_row) const { return visible_tiles(shape, first_row, min(first_row + BR, shape.len_q) - 1, BC); }
+
+  // Whose turn is first. dQ of queries that see no key is 0.
+  DEVICE void begin(const Tensor& dq, const Rows& rows) const {
+    const Keys tiles = seen(rows.first);
+    if (threadIdx.x == 0) store_global<int>(counter({rows.batch * shape.heads + rows.head, rows.first / BR}), tiles.first);
+    if (tiles.last < tiles.first) clear_rows_of(dq, shape, rows);
   }
+
   DEVICE void wait(Visit at, int key_tile) const { wait_for(counter(at), key_tile); }
+  DEVICE int place(Visit at, int key_tile) const {
+    const Keys tiles = seen(at.i * BR);
+    return (key_tile == tiles.first ? FIRST : 0) | (key_tile == tiles.last ? LAST : 0);
+  }
   DEVICE void pass(Visit at) const { pass_on(counter(at)); }
 };
 
@@ -241,10 +268,36 @@ DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int c
 #pragma unroll
   for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) {
     const float4 part = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
-    if constexpr (IN_TURN)
-      add_in_turn(first + 32 * n, part);
-    else
-      add_global(first + 32 * n, part);
+    add_global(first + 32 * n, part);
+  }
+}
+
+// The same at this block's place in the order. It comes in turn.
+DEVICE void add_in_turn(float* dq_sum, int tile, QueryGradient& dq, int consumer, int place, const Tensor& gradient, const Shape& shape) {
+  constexpr int FRAGMENTS = COLUMNS / ASIDE / 8;
+  const int row = consumer / ASIDE * 64 + warp_id() % 4 * 16, column = consumer % ASIDE * (COLUMNS / ASIDE);
+  float4* const first = SumTile<COLUMNS>(dq_sum, tile, row).part(column / 8);
+  if (place == FIRST) {
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; ++n) store_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
+  } else if (place == 0) {
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; ++n) add_in_turn(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
+  } else {
+    if (place == LAST) {
+#pragma unroll
+      for (int n = 0; n < FRAGMENTS; ++n) {
+        const float4 before = load_global<float4>(first + 32 * n);
+        dq[n][0] += before.x, dq[n][1] += before.y, dq[n][2] += before.z, dq[n][3] += before.w;
+      }
+    }
+    const int head = tile / row_tiles_of(shape), own = tile % row_tiles_of(shape) * BR + row + lane_id() / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int bytes = own + 8 * half < shape.len_q ? padded_row_bytes(shape) - column * ELEMENT_BYTES : 0;
+      char* const to = row_address(gradient, head / shape.heads, head % shape.heads, own + 8 * half) + column * ELEMENT_BYTES;
+      store_row(to, dq, half, of_kept(shape.scale, shape.kept), bytes);
+    }
   }
 }
 

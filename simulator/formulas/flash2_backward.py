@@ -84,10 +84,10 @@ def count_main(book: Book, name: str, problem: Problem, tile: Tile, config: Conf
     return seen
 
 
-def count_delta(book: Book, name: str, problem: Problem, rows: int) -> None:
-    """The first launch: D = rowsum(dO * O), and zeros for the sums of dQ if there are any, with so many `rows` per block."""
+def count_delta(book: Book, name: str, problem: Problem, rows: int, *, zeros: bool = True) -> None:
+    """The first launch: D = rowsum(dO * O), and `zeros` for the sums of dQ if there are any, with so many `rows` per block."""
     p, t = problem, book.tensors
-    covered = t.get("dq_sum", t["out"])
+    covered = t["dq_sum"] if zeros and "dq_sum" in t else t["out"]
     blocks = t["out"].heads * -(-covered.rows // rows)
     together = book.config.heads_together if book.config else 1
     across = 0 if covered.flat else rows
@@ -102,7 +102,7 @@ def count_delta(book: Book, name: str, problem: Problem, rows: int) -> None:
         book.distinct("dlse", "read", t["dlse"].nbytes)
     book.add("delta", "delta", hbm_write=t["delta"].nbytes)
     book.distinct("delta", "write", t["delta"].nbytes)
-    if "dq_sum" in t:
+    if covered.name == "dq_sum":
         book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
         book.distinct("dq_sum", "write", t["dq_sum"].nbytes)
     book.compute(other=blocks * rows * (2 * p.head_dim_v + p.dlse))

@@ -22,32 +22,36 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     a group's heads, each loads the keys, and its sums of dK and dV pass through HBM.
     """
     del lse
-    count_main(book, problem, tile, config)
-    count_after(book, problem, tile, config)
+    seen = count_workspaces(book, problem, tile, config)
+    count_delta(book, "flash3_backward", problem, tile.rows)
+    count_main(book, problem, tile, config, seen)
+    heads, width = problem.batch * problem.heads, book.tensors["dq_sum"].row_bytes
+    book.add("dq", "dq_sum", hbm_atomic=heads * seen.pairs * tile.rows * width)
+    book.distinct("dq_sum", "write", heads * round_up(seen.distinct_keys, tile.rows) * width)
+    count_convert(book, "flash3_backward", tile.rows)
+    count_after(book, problem, config)
 
 
-def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_turn: bool = False) -> Walk:
-    """The workspaces, the first launch and the main one. Returns what the main one's key tiles visit."""
-    p, es, t = problem, problem.itemsize, book.tensors
-    above, across = warpgroups(tile)
-    heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
+def count_workspaces(book: Book, problem: Problem, tile: Tile, config: Config) -> Walk:
+    """What lies in HBM beside inputs and outputs. Returns what the key tiles visit."""
+    p, t, parts = problem, book.tensors, config.parts
+    heads, kv_heads = p.batch * p.heads, p.batch * p.kv_heads
     book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
     sums = round_up(p.len_q, tile.rows), round_up(p.head_dim, PANEL)
-    dq_sum = book.tensor(Spec("dq_sum", heads, *sums, "float32", "workspace", flat=True))
-    parts = config.parts
+    book.tensor(Spec("dq_sum", heads, *sums, "float32", "workspace", flat=True))
     if parts > 1:
         for x in ("k", "v"):
             axes = (("parts", parts),)
             book.tensor(Spec(f"d{x}_parts", kv_heads, p.len_kv, t[x].cols, "float32", "workspace", axes=axes))
-    count_delta(book, "flash3_backward", problem, tile.rows)
-    if in_turn:
-        tiles = heads * -(-p.len_q // tile.rows)
-        book.tensor(Spec("turns", heads, p.len_q, 1, "int32", "workspace", vector=True))
-        book.add("zero_dq", "turns", hbm_write=4 * tiles)
-        book.distinct("turns", "write", 4 * tiles)
-
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
-    seen = walk(p.transposed, Tile(tile.cols, tile.rows))
+    return walk(p.transposed, Tile(tile.cols, tile.rows))
+
+
+def count_main(book: Book, problem: Problem, tile: Tile, config: Config, seen: Walk, *, in_turn: bool = False) -> None:
+    """The main launch, but for what its blocks do with a tile's dQ. `seen` is what its key tiles visit."""
+    p, es, t, parts = problem, problem.itemsize, book.tensors, config.parts
+    above, across = warpgroups(tile)
+    heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     boxes, boxes_v = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     of_dq = round_up(tile.rows, PANEL)  # rows of dQ, which dS's panels have as columns
@@ -97,8 +101,6 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
         if sides[0]:
             book.add(step, left, sram_read=pairs * sides[0] * es)
         book.add(step, right, sram_read=pairs * sides[1] * es)
-    book.add("dq", "dq_sum", hbm_atomic=pairs * tile.rows * dq_sum.row_bytes)
-    book.distinct("dq_sum", "write", heads * round_up(seen.distinct_keys, tile.rows) * dq_sum.row_bytes)
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * bc * (2 * br * (d + dv) + of_dq * boxes),
@@ -106,12 +108,10 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
         + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
-    return seen
 
 
-def count_after(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
-    """The launches after the main one."""
-    count_convert(book, "flash3_backward", tile.rows)
+def count_after(book: Book, problem: Problem, config: Config) -> None:
+    """The launches that add up parts and sinks."""
     count_parts(book, problem, config)
     count_sinks(book, "flash3_backward", problem)
 

@@ -72,15 +72,19 @@ def prepare(
     dq_sum: HbmTensor | None = None,
     *,
     rows: int,
+    walk: Callable[[int], Walk] | None = None,
     begin: Callable[[Block], None] = lambda block: None,
 ) -> HbmTensor:
     """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
     Sets `dq_sum` to 0, if atomics will add to it. A block has so many `rows`: those of a tile, as the sums lie in tiles.
+    Each may `begin` something more, which may depend on what it walks over.
     """
     delta, covered = m.workspace("delta", 1, vector=True), dq_sum or out
     across = 0 if covered.spec.flat else rows
-    for block in m.launch(f"{name}_delta", rows=-(-covered.rows // rows), warps=4, along="delta", across=across):
+    for block in m.launch(
+        f"{name}_delta", rows=-(-covered.rows // rows), warps=4, walk=walk, along="delta", across=across
+    ):
         i = block.i
         block.step("delta")
         d_i = (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum()
@@ -88,7 +92,7 @@ def prepare(
         if dq_sum is not None:
             block.step("zero_dq")
             block.store(dq_sum, block.full(rows, dq_sum.cols, 0.0), i, rows)
-            begin(block)
+        begin(block)
     return delta
 
 
@@ -144,9 +148,6 @@ class Turns:
 
     def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
         """The counters that it needs."""
-
-    def begin(self, block: Block) -> None:
-        """What a block of the first launch does for its rows, once their sums of dQ are 0."""
 
     def draw(self, block: Block) -> None:
         """The block gets its key tile: here by its number."""

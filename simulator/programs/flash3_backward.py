@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapreplace
 
+from simulator.block import Block
 from simulator.config import WORK, Config, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
@@ -14,8 +15,9 @@ from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.programs import flash2_backward as flash2
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
-from simulator.programs.flash2_backward import Turns, about, convert, prepare, sink_gradient
+from simulator.programs.flash2_backward import about, convert, prepare, sink_gradient
 from simulator.programs.flash3 import MBARRIERS, PANEL, counter, triangular
 from simulator.tensors import HbmTensor
 
@@ -243,6 +245,28 @@ def configure(
     )
 
 
+class Turns(flash2.Turns):
+    """The order in which blocks add to dQ. Here there is none."""
+
+    def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
+        self.m, self.problem, self.tile = m, problem, tile
+        self.dq = m.output("dq")
+
+    def prepare(self, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor) -> HbmTensor:
+        """The first launch. Returns D."""
+        return prepare("flash3_backward", self.m, out, dout, dq_sum, rows=self.tile.rows)
+
+    def apart(self) -> Callable[[int], object] | None:
+        """If there is one, key tiles run in lockstep only where it is the same for them."""
+
+    def announce(self, block: Block) -> None:
+        """What a warp tells the others of a query tile, as it loads their LSE."""
+
+    def finish(self, dq_sum: HbmTensor) -> None:
+        """What is left when all have added."""
+        convert("flash3_backward", self.m, dq_sum, self.dq, self.problem, self.tile.rows)
+
+
 @program(configure=configure, operation=BACKWARD)
 def flash3_backward(
     m: Machine,
@@ -289,10 +313,10 @@ def backward(
     c, ragged = m.config, problem.lengths is not None
     parts = min(c.parts, problem.queries_per_kv)  # of one head, which is traced alone, there is one
     members = problem.queries_per_kv // parts
-    dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
+    dk, dv = m.output("dk"), m.output("dv")
     dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
     turns = order(m, k, problem, tile)
-    delta = prepare("flash3_backward", m, out, dout, dq_sum, rows=tile.rows, begin=turns.begin)
+    delta = turns.prepare(out, dout, dq_sum)
     sums = dk, dv
     if c.parts > 1:
         axes = {"parts": parts}
@@ -307,6 +331,7 @@ def backward(
         warps=c.warps,
         readers=c.consumers,
         walk=visible,
+        apart=turns.apart(),
         of=k,
         along="len_kv",
     )
@@ -329,6 +354,7 @@ def backward(
             for i in turns.walk(block.walk):
                 block.step("load_q")
                 q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, clear=ragged)
+                turns.announce(block)
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
                 block.step("load_do")
                 do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, clear=ragged)
@@ -358,10 +384,10 @@ def backward(
         own = tuple(x.at(parts=block.j) if c.parts > 1 else x for x in sums)
         block.store(own[0], dk_j * of_kept(problem.scale, problem), j, tile.cols)
         block.store(own[1], of_kept_sum(dv_j, problem), j, tile.cols)
-    convert("flash3_backward", m, dq_sum, dq, problem, tile.rows)
+    turns.finish(dq_sum)
     if c.parts > 1:
         add_parts(m, sums, (dk, dv))
-    return dq, dk, dv, *sink_gradient("flash3_backward", m, lse, delta, problem)
+    return turns.dq, dk, dv, *sink_gradient("flash3_backward", m, lse, delta, problem)
 
 
 def add_parts(m: Machine, sums: tuple[HbmTensor, ...], gradients: tuple[HbmTensor, ...]) -> None:

@@ -2,25 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
+
+import numpy as np
 
 from simulator.block import Block
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
-from simulator.problem import Problem, Tile
+from simulator.problem import Problem, Tile, Walk
 from simulator.program import program
-from simulator.programs import flash2_backward_deterministic as ordered
 from simulator.programs import flash3_backward as unordered
+from simulator.programs.dropout import of_kept
+from simulator.programs.flash2_backward import prepare
+from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
 
-class InTurn(ordered.InTurn):
-    """In the order of key tiles. The first launch sets the counters to the first key tiles that the queries see."""
+class InTurn(unordered.Turns):
+    """In the order of key tiles. The first one writes its part, and the last one writes dQ. A counter per query tile, at its first
+    row, says whose turn it is."""
 
-    ZEROS = False
+    def prepare(self, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor) -> HbmTensor:
+        """Sets the counters to the first key tiles that the queries see. dQ of queries that see none is 0."""
+        problem, tile = self.problem, self.tile
+        self.turns = self.m.workspace("turns", 1, "int32", vector=True).firsts(tile.rows)
 
-    def begin(self, block: Block) -> None:
-        block.store(self.turns, block.full(1, 1, 0.0), block.i, 1)
+        def begin(block: Block) -> None:
+            block.step("zero_dq")
+            block.store(self.turns, block.full(1, 1, 0.0), block.i, 1)
+            if not block.walk:
+                block.store(self.dq, block.full(tile.rows, self.dq.cols, 0.0), block.i, tile.rows)
+
+        def walk(i: int) -> range:
+            return range(bool(problem.tiles_of_row(i, tile)))
+
+        return prepare("flash3_backward", self.m, out, dout, rows=tile.rows, walk=walk, begin=begin)
+
+    def apart(self) -> Callable[[int], object]:
+        """At which query tiles a key tile comes first, and at which last."""
+        visible = partial(self.problem.transposed.tiles_of_row, tile=Tile(self.tile.cols, self.tile.rows))
+        return lambda j: tuple(self._place(i, j) for i in visible(j))
+
+    def announce(self, block: Block) -> None:
+        """Where in the order this block comes."""
+        block.leave("place")
+
+    def walk(self, walk: Walk) -> Iterable[int]:
+        """From the last query tile to the first: blocks that begin together wait least so."""
+        return reversed(walk)
+
+    def add(self, block: Block, dq_sum: HbmTensor, part: Registers, i: int, rows: int, head: int) -> None:
+        """Wait until all key tiles before this one have added, add, and let the next one."""
+        first, last = self._place(i, int(np.ravel(block.i)[0]))
+        sums, turns = dq_sum.head(head), self.turns.head(head)
+        part = _widened(block, part, dq_sum.cols)
+        block.fetch(turns, i, 1)
+        block.hear("place", 4 * self.m.config.consumers)
+        if not last:
+            if first:
+                block.store(sums, part, i, rows)
+            else:
+                block.atomic_add(sums, part, i, rows)
+            block.arrive(turns, i)
+            return
+        total = part if first else block.fetch(sums, i, rows) + part
+        block.arrive(turns, i)
+        block.store(self.dq.head(head), total * of_kept(self.problem.scale, self.problem), i, rows)
+
+    def finish(self, dq_sum: HbmTensor) -> None:
+        """Nothing is left."""
+
+    def _place(self, i: int, j: int) -> tuple[bool, bool]:
+        """Is key tile j the first one of query tile i, and is it the last one?"""
+        seen = self.problem.tiles_of_row(i, self.tile)
+        return j == seen[0], j == seen[-1]
+
+
+def _widened(block: Block, part: Registers, cols: int) -> Registers:
+    """The products go over whole boxes: columns that pad them are zeros."""
+    values = (
+        None
+        if part.values is None
+        else np.pad(part.array, ((0, 0),) * (part.array.ndim - 1) + ((0, cols - part.cols),))
+    )
+    return block.registers(part.rows, cols, values)
 
 
 configure = partial(unordered.configure, in_turn=True)
@@ -41,15 +107,23 @@ def flash3_backward_deterministic(
     """`flash3_backward`, in which blocks wait for their turns to add to dQ. All shapes are the same.
 
     A counter per query tile, at its first row, says which key tile adds to its dQ next. Blocks draw their key tiles from
-    another counter, so they wait only for blocks that have begun.
+    another counter, so they wait only for blocks that have begun. The first key tile writes its part of the sum, so nobody sets
+    it to 0. The last one reads the sum, adds its part and writes dQ, so no launch rounds the sums.
     """
     return unordered.backward(m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
 
 
-_MAIN = {
-    **unordered.ABOUT["flash3_backward"],
-    "load_kv": "Draw the next key tile from a counter: whoever has a lower number has begun. TMA brings its keys and their values.",
-    "dq": "dS K belongs to dQ of these queries. Wait until the key tiles before have added theirs, add this one, and count up.",
+ABOUT = {
+    "flash3_backward_delta": {
+        **unordered.ABOUT["flash3_backward_delta"],
+        "zero_dq": "Say which key tile adds to dQ first. dQ of queries that see no key is 0.",
+    },
+    "flash3_backward": {
+        **unordered.ABOUT["flash3_backward"],
+        "load_kv": "Draw the next key tile: whoever has a lower number has begun. TMA brings its keys and their values.",
+        "dq": "dS K belongs to dQ of these queries. Wait for the key tiles before. The first one writes its part, others add "
+        "theirs, and the last one adds its part to what it reads, and writes dQ.",
+    },
+    **{name: unordered.ABOUT[name] for name in ("flash3_backward_parts", "flash3_backward_sinks")},
 }
-ABOUT = unordered.ABOUT | {"flash3_backward": _MAIN}
 """What each step of each launch is for, in a sentence or two: the player's words."""

@@ -66,12 +66,18 @@ SPILL = [
     *(("paged", dtype, 256, arch) for dtype in ("float16", "bfloat16") for arch in ("sm_75", "sm_80", "sm_89")),
     *(("paged", "float32", head_dim, "sm_75") for head_dim in (64, 128)),
     *(("paged", "float32", 256, arch) for arch in DEVICES),
+    *(
+        ("flash3_backward_deterministic", dtype, head_dim, "sm_90a")
+        for dtype in ("float16", "bfloat16")
+        for head_dim in (40, 64)
+    ),
     *(("cascade", dtype, 128, arch) for dtype in ("float16", "bfloat16") for arch in ("sm_80", "sm_89", "sm_90")),
 ]
 """A backward pass's dK, dV and dQ take up to 192 of a thread's 255 registers, and more where SRAM leaves room for few warps or
 none. flash_decoding asks for 16 partial results at once, and where rows are long and warps are few they fill the registers. In
 pages its warps also keep where the rows of a chunk lie: with 32 rows of Q (here) these are 32 bytes too many on Hopper in 16
-bits. A warp of cascade has 32 rows of a prefix's tile: S and O take 192 registers, and one or two of the others are set aside."""
+bits. What loads the LSE in flash3_backward_deterministic has 24 registers, and keeps in memory where SRAM begins. A warp of cascade
+has 32 rows of a prefix's tile: S and O take 192 registers, and one or two of the others are set aside."""
 MATRIX = [
     case
     for name, row in WITH_KERNELS.items()
@@ -217,6 +223,13 @@ def test_cascade_spills_nothing_with_windows_and_own_lengths(case: tuple[dict[st
     problem = Problem(**sizes, **queries, **features, head_dim=head_dim)
     config = CATALOGUE["cascade"].program.configure(problem, Device.named(DEVICES[arch]))
     assert complaints(compile_kernel("cascade", defines(config, dtype, head_dim), arch=arch)) == []
+
+
+@pytest.mark.parametrize("features", [{}, {"dropout": 0.1}, {"dlse": True}], ids=lambda features: ", ".join(features))
+def test_turns_at_narrow_heads_spill_next_to_nothing(features: dict[str, Any]) -> None:
+    """A register, in a warp that has time."""
+    compiled = compiled_by_default("flash3_backward_deterministic", "bfloat16", 64, "sm_90a", **features)
+    assert compiled.spills <= 8
 
 
 DROPPED = [

@@ -26,7 +26,7 @@ SINKS_APART = "sinks, sequences, causal, GQA"
 CAPPED = "a soft cap, causal, GQA"
 LONG = "a query less than a tile, a key more"
 PHILOX = "kernels_cu/include/philox.cuh"
-TURNS, TURNS_OF_A_WINDOW = "several tiles", "several tiles, window"
+TURNS, TURNS_OF_A_WINDOW, UNSEEN = "several tiles", "several tiles, window", "queries that see no key"
 IN_ORDER, UNSORTED = "sequences in an order", "sequences, all alike"
 TURN = "mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);"
 SHAPES = {
@@ -34,6 +34,7 @@ SHAPES = {
     IN_ORDER: {"heads": 2, "lengths": [57, 0, 130, (3, 70), (200, 260), 60, (130, 0)], "causal": True},
     UNSORTED: {"heads": 1, "lengths": [(40, 64)] * 4},
     TURNS: {"heads": 2, "len_q": 270, "len_kv": 250, "head_dim": 128},
+    UNSEEN: {"heads": 1, "len_q": 250, "len_kv": 70, "head_dim": 128, "causal": True},
     TURNS_OF_A_WINDOW: {"heads": 1, "len_q": 250, "len_kv": 250, "head_dim": 128, "window": (60, 20)},
 }
 """The problems of verification, and what only turns and an order of key tiles need."""
@@ -592,18 +593,32 @@ KERNELS = [
         replace(each, algorithm="flash3_backward_deterministic", file=HOPPER if each.file == KERNEL else each.file)
         for each in (
             KernelMutant(
-                mechanism="dQ added before the block's turn", step="dq",
-                old=f"wgmma_wait<2>(); settle(dq); if constexpr (IN_TURN) … {TURN}",
-                new=";", check="misuse", case=TURNS,
-            ),
-            KernelMutant(
-                mechanism="the last dQ added before the block's turn", step="dq",
-                old=f"wgmma_wait<0>(); settle(dq); if constexpr (IN_TURN) … {TURN}",
-                new=";", check="misuse", case=TURNS,
+                mechanism="dQ added before the block's turn", old=TURN, new=";", check="misuse", case=TURNS,
             ),
             KernelMutant(
                 mechanism="turns not waited for in HBM",
-                old="Turns{turns, shape}.wait(last, work.first_key / BC);", new="", check="misuse", case=TURNS,
+                old="turns.wait(last, work.first_key / BC);", new="", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the first part of dQ added to what nobody set to 0", file=HOPPER_TILES,
+                old="store_global(first + 32 * n, make_float4(dq", new="add_global(first + 32 * n, make_float4(dq",
+                check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last part of dQ without those before", file=HOPPER_TILES, old="if (place == LAST) {",
+                new="if (false) {", check="rule", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="dQ of queries that see no key not set to 0", file=HOPPER_TILES,
+                old="if (tiles.last < tiles.first) clear_rows_of", new="if (false) clear_rows_of", check="misuse", case=UNSEEN,
+            ),
+            KernelMutant(
+                mechanism="the place in the order of the next query tile", old="load_shared<int>(sram.place(n - 1))",
+                new="load_shared<int>(sram.place(n))", check="misuse", case=TURNS_OF_A_WINDOW, hangs=True,
+            ),
+            KernelMutant(
+                mechanism="told that dQ has been added before it has", old="add_in_turn(dq_sum, before,",
+                new="release(sram.added((n - 1) & 1)); add_in_turn(dq_sum, before,", check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
                 mechanism="the turn of the next key tile", old="wait(last, work.first_key / BC)",
@@ -616,14 +631,11 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="turns passed on before dQ has been added", step="dq",
-                old="mbarrier_wait(sram.do_empty(ring.slot), ring.parity);", new="", check="misuse", case=TURNS, hangs=True,
+                old="mbarrier_wait(sram.added(n & 1), n / 2 & 1);", new="", check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
-                mechanism="the last turn passed on before dQ has been added", step="dq",
-                old="mbarrier_wait(sram.kv_empty(), 0);", new=";", check="misuse", case=TURNS,
-            ),
-            KernelMutant(
-                mechanism="the last turn kept", step="dq", old="all.pass(added);", new="if (work.left(at)) all.pass(added);",
+                mechanism="the last turn kept", step="dq", old="turns.pass(at);",
+                new="{ Visit next = at; next.advance(work.tiles); if (work.left(next)) turns.pass(at); }",
                 check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
@@ -632,8 +644,8 @@ KERNELS = [
                 hangs=True,
             ),
             KernelMutant(
-                mechanism="turns that begin at a key tile which nobody sees", file=HOPPER_TILES, old="shape.len_q) - 1, BC).first)",
-                new="shape.len_q) - 1, BC).first * 0)", check="misuse", case=TURNS_OF_A_WINDOW, hangs=True,
+                mechanism="turns that begin at a key tile which nobody sees", file=HOPPER_TILES, old="tiles.first); if",
+                new="0); if", check="misuse", case=TURNS_OF_A_WINDOW, hangs=True,
             ),
             KernelMutant(
                 mechanism="a turn passed on without a fence", file=MEMORY, old="__threadfence(); atomicAdd(counter, 1u);",
