@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from simulator.config import WORK, Config, padded
@@ -26,8 +27,21 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     count_after(book, problem, tile, config)
 
 
-def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_turn: bool = False) -> Walk:
-    """The workspaces, the first launch and the main one. Returns what the main one's key tiles visit."""
+def rung(name: str) -> Callable[..., None]:
+    """The formula of a rung. All rungs move the same bytes, and the main launch has the rung's name."""
+
+    def formula(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+        del lse
+        count_main(book, problem, tile, config, name)
+        count_after(book, problem, tile, config)
+
+    return formula
+
+
+def count_main(
+    book: Book, problem: Problem, tile: Tile, config: Config, name: str = "flash3_backward", *, in_turn: bool = False
+) -> Walk:
+    """The workspaces, the first launch and the main one, of this `name`. Returns what its key tiles visit."""
     p, es, t = problem, problem.itemsize, book.tensors
     above, across = warpgroups(tile)
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
@@ -55,7 +69,7 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     peak = sram_bytes(p, tile, config.stages, in_turn=in_turn)
     together, alike = config.heads_together, visible if parts == 1 else None
-    book.launch("flash3_backward", visits, config.warps, together, peak, alike, along="len_kv", cols=parts)
+    book.launch(name, visits, config.warps, together, peak, alike, along="len_kv", cols=parts)
     count_counter(book, config, visits, "load_kv")
     if config.told:
         message = visits * work_bytes(p)

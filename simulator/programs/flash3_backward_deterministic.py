@@ -43,7 +43,7 @@ def flash3_backward_deterministic(
     A counter per query tile, at its first row, says which key tile adds to its dQ next. Blocks draw their key tiles from
     another counter, so they wait only for blocks that have begun.
     """
-    return unordered.backward(m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
+    return unordered.backward("flash3_backward", m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
 
 
 _MAIN = {
