@@ -558,6 +558,8 @@ def ladder(top: str, bottom: str) -> list[str]:
 
     >>> ladder("flash3", "flash2")
     ['flash2', 'flash3_1', 'flash3_2', 'flash3_3', 'flash3']
+    >>> ladder("flash3_backward", "flash2_backward")[1:]
+    ['flash3_backward_1', 'flash3_backward_2', 'flash3_backward_3', 'flash3_backward']
     """
     rungs = [top]
     while rungs[0] != bottom:
