@@ -3,7 +3,7 @@
 //
 //   q, dout (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
-//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile). The first and the last launch are flash3_backward's.
+//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile). First and last launch are flash3_backward's.
 //
 // This is flash2_backward with Hopper's two engines. One thread asks for whole tiles (TMA), and a warpgroup multiplies 64 rows at
 // once, with operands straight from SRAM (WGMMA). A block has BC keys, 64 for each warpgroup. It computes S and dP transposed, with

@@ -3,7 +3,7 @@
 //
 //   q, dout (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
-//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile). The first and the last launch are flash3_backward's.
+//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile). First and last launch are flash3_backward's.
 //
 // One warpgroup loads, two compute. A thread asks for Q and dO, a warp fetches the LSE, and another one D. They go round a ring of
 // STAGES slots. Each slot has mbarriers: "full" when all of it has come, "empty" when every consumer warp is done with it. The

@@ -2,7 +2,7 @@
 //
 //   q, dout (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
-//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile). The first and the last launch are flash3_backward's.
+//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile). First and last launch are flash3_backward's.
 //
 // The tensor cores must not wait for exponentials. There are two overlaps:
 //   - Within a warpgroup: the exponentials of S run beside the product for dP, and dQ is added to HBM beside those for dV and dK.

@@ -1,5 +1,5 @@
-// What the rungs of the backward pass for Hopper share, beside what they have in common with flash3_backward (flash3_backward.cuh): a
-// block has one key tile, and blocks come in plain order.
+// What the rungs of the backward pass for Hopper share, beside what they have from flash3_backward (flash3_backward.cuh): a block has
+// one key tile, and blocks come in plain order.
 #pragma once
 
 #include "flash3_backward.cuh"
@@ -13,7 +13,7 @@ DEVICE Work work_in_order(const Shape& shape) {
   return key_tile(shape, {}, blockIdx.x, whole);
 }
 
-// What is hidden of a warpgroup's part of S: scores that the mask hides, and keys beyond the last one. S has the exponents' sign then.
+// What is hidden of a warpgroup's part of S: scores that the mask hides, and keys beyond the last one. Also gives S its sign.
 struct Mask {
   Scores scores;
   Shape keys_first;
