@@ -4,6 +4,9 @@
 //   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
 //   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile)
 //
+// Rung 3 (flash3_backward_3.cu) computes a tile as this one does. What is left is which block computes what, and when; and ragged
+// batches, dropout, sinks and parts of a group's heads.
+//
 // The launches are those of flash2_backward, and so is a piece of work: BC keys of a KV head, against the query tiles that see them,
 // of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV leave its registers once, at the end.
 // Where there are fewer key tiles than SMs, blocks take those heads in PARTS. Then each writes what its part gives dK and dV, in

@@ -43,6 +43,9 @@ from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash2_backward_deterministic as flash2_backward_deterministic_program
 from simulator.programs import flash3 as flash3_program
 from simulator.programs import flash3_backward as flash3_backward_program
+from simulator.programs import flash3_backward_1 as flash3_backward_1_program
+from simulator.programs import flash3_backward_2 as flash3_backward_2_program
+from simulator.programs import flash3_backward_3 as flash3_backward_3_program
 from simulator.programs import flash3_backward_deterministic as flash3_backward_deterministic_program
 from simulator.programs import flash3_backward_wide as flash3_backward_wide_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
@@ -69,6 +72,9 @@ from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_backward import flash3_backward
+from simulator.programs.flash3_backward_1 import flash3_backward_1
+from simulator.programs.flash3_backward_2 import flash3_backward_2
+from simulator.programs.flash3_backward_3 import flash3_backward_3
 from simulator.programs.flash3_backward_deterministic import flash3_backward_deterministic
 from simulator.programs.flash3_backward_wide import flash3_backward_wide
 from simulator.programs.flash3_fp8 import flash3_fp8
@@ -241,6 +247,8 @@ _PARTS = ("dk_parts", "dv_parts")
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
+_BACKWARD_ROWS = ("out", "dout", "dlse", "delta", "dq_sum", "dq", *_OFFSETS)
+_BACKWARD_BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),
     only=(9, 0),
@@ -257,6 +265,7 @@ _HOPPER_BACKWARD = Support(
     dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
     masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward",
 )  # fmt: skip
+_BACKWARD_RUNG = replace(_HOPPER_BACKWARD, masks=(*COMMON_MASKS, "dlse"), instead="flash3_backward")
 _TRITON = Support(
     least=(8, 0), tile=powers_of_two, tiles=(None, Tile(16, 32), Tile(64, 64), Tile(128, 32), Tile(64, 128))
 )
@@ -267,6 +276,18 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
     kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a")
     about = {name: flash3_program.ABOUT}
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
+
+
+def _backward_rung(name: str, program: Program, about: Mapping[str, Mapping[str, str]], follows: str) -> Algorithm:
+    """A rung of the backward pass for Hopper. All of them move the same bytes, and have flash3_backward's first and last launch."""
+    file, arch = "flash3_backward", "sm_90a"
+    kernels = (
+        Kernel(file, "flash3_backward_delta", (*_BACKWARD_ROWS, "order"), arch=arch),
+        Kernel(name, name, ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv"), _BACKWARD_BOXES, arch),
+        Kernel(file, "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch=arch),
+    )
+    formula = flash3_backward_formula.rung(name)
+    return Algorithm(name, program, formula, None, kernels, _BACKWARD_RUNG, about, follows, ("dq",))
 
 
 def _decoding(scales: bool, ragged: bool) -> Kernel:
@@ -318,12 +339,10 @@ def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
     """The launches of the backward pass for Hopper. If it `waits`, the blocks of the main one take turns."""
     file, arch = "flash3_backward", "sm_90a"
     order = "turns" if waits else "order"
+    boxes = _BACKWARD_BOXES
     main = ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dq"), (*_OFFSETS, "rng_state", "drawn", order)
-    boxes = ("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")
     return (
-        Kernel(
-            file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "dq", *_OFFSETS, order), arch=arch
-        ),
+        Kernel(file, "flash3_backward_delta", (*_BACKWARD_ROWS, order), arch=arch),
         *(
             Kernel(file, file, (*main[0], *sums, *main[1]), boxes, arch, persistent=True, parts=parts, waits=waits)
             for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))
@@ -474,10 +493,13 @@ CATALOGUE = {
             Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward"),
             flash2_backward_deterministic_program.ABOUT, "flash2_backward",
         ),
+        _backward_rung("flash3_backward_1", flash3_backward_1, flash3_backward_1_program.ABOUT, "flash2_backward"),
+        _backward_rung("flash3_backward_2", flash3_backward_2, flash3_backward_2_program.ABOUT, "flash3_backward_1"),
+        _backward_rung("flash3_backward_3", flash3_backward_3, flash3_backward_3_program.ABOUT, "flash3_backward_2"),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
             _hopper_backward(), _HOPPER_BACKWARD,
-            flash3_backward_program.ABOUT, "flash2_backward", ("dq",),
+            flash3_backward_program.ABOUT, "flash3_backward_3", ("dq",),
         ),
         Algorithm(
             "flash3_backward_deterministic", flash3_backward_deterministic,
@@ -536,6 +558,8 @@ def ladder(top: str, bottom: str) -> list[str]:
 
     >>> ladder("flash3", "flash2")
     ['flash2', 'flash3_1', 'flash3_2', 'flash3_3', 'flash3']
+    >>> ladder("flash3_backward", "flash2_backward")[1:]
+    ['flash3_backward_1', 'flash3_backward_2', 'flash3_backward_3', 'flash3_backward']
     """
     rungs = [top]
     while rungs[0] != bottom:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from simulator.config import WORK, Config, padded
@@ -22,9 +23,24 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     a group's heads, each loads the keys, and its sums of dK and dV pass through HBM.
     """
     del lse
+    count_launches("flash3_backward", book, problem, tile, config)
+
+
+def rung(name: str) -> Callable[..., None]:
+    """The formula of a rung. All rungs move the same bytes, and the main launch has the rung's name."""
+
+    def formula(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+        del lse
+        count_launches(name, book, problem, tile, config)
+
+    return formula
+
+
+def count_launches(name: str, book: Book, problem: Problem, tile: Tile, config: Config) -> None:
+    """All launches, of which the main one has this name. Key tiles add to dQ in any order."""
     seen = count_workspaces(book, problem, tile, config)
     count_delta(book, "flash3_backward", problem, tile.rows)
-    count_main(book, problem, tile, config, seen)
+    count_main(name, book, problem, tile, config, seen)
     heads, width = problem.batch * problem.heads, book.tensors["dq_sum"].row_bytes
     book.add("dq", "dq_sum", hbm_atomic=heads * seen.pairs * tile.rows * width)
     book.distinct("dq_sum", "write", heads * round_up(seen.distinct_keys, tile.rows) * width)
@@ -47,8 +63,10 @@ def count_workspaces(book: Book, problem: Problem, tile: Tile, config: Config) -
     return walk(p.transposed, Tile(tile.cols, tile.rows))
 
 
-def count_main(book: Book, problem: Problem, tile: Tile, config: Config, seen: Walk, *, in_turn: bool = False) -> None:
-    """The main launch, but for what its blocks do with a tile's dQ. `seen` is what its key tiles visit."""
+def count_main(
+    name: str, book: Book, problem: Problem, tile: Tile, config: Config, seen: Walk, *, in_turn: bool = False
+) -> None:
+    """The main launch, of this name, but for what its blocks do with a tile's dQ. `seen` is what its key tiles visit."""
     p, es, t, parts = problem, problem.itemsize, book.tensors, config.parts
     above, across = warpgroups(tile)
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
@@ -59,7 +77,7 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, seen: W
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     peak = sram_bytes(p, tile, config.stages, in_turn=in_turn)
     together, alike = config.heads_together, visible if parts == 1 else None
-    book.launch("flash3_backward", visits, config.warps, together, peak, alike, along="len_kv", cols=parts)
+    book.launch(name, visits, config.warps, together, peak, alike, along="len_kv", cols=parts)
     count_counter(book, config, visits, "load_kv")
     if config.told:
         message = visits * work_bytes(p)

@@ -31,7 +31,7 @@ def flash3_backward_deterministic(book: Book, problem: Problem, tile: Tile, conf
         book.add("zero_dq", name, hbm_write=nbytes)
         book.distinct(name, "write", nbytes)
 
-    count_main(book, problem, tile, config, seen, in_turn=True)
+    count_main("flash3_backward", book, problem, tile, config, seen, in_turn=True)
     count_turns(book, problem, tile, seen)
     pairs = heads * seen.pairs
     part, cols = tile.rows * t["dq_sum"].row_bytes, t["dq_sum"].cols

@@ -200,6 +200,39 @@ def heads_in_turn(problem: Problem, device: Device) -> int:
     return members * next((n for n in range(least, kv_heads + 1) if kv_heads % n == 0), 1)
 
 
+def fit(
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None, *, in_turn: bool = False
+) -> tuple[Tile, int]:
+    """The tile, and two stages of Q and dO, or one if two don't fit. Raises `SramOverflow` if no configuration fits."""
+    chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
+    # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway
+    smaller = [(Tile(64, 64), 1), (Tile(16, 16), 1)] if tile is None else []
+    candidates = [(chosen, 2), (chosen, 1), *smaller]
+    for chosen, stages in candidates:
+        if sram_bytes(problem, chosen, stages, in_turn=in_turn) <= device.sram_per_block:
+            return chosen, stages
+    chosen, stages = candidates[-1]
+    needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
+    raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+
+
+def configure_rung(
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, producers: int = 1
+) -> Config:
+    """The configuration of a rung: a block per key tile, in plain order, with further `producers` or none."""
+    chosen, stages = fit(problem, device, tile)
+    consumers = max(1, chosen.cols // KEYS)
+    return Config(
+        tile=chosen,
+        warps=4 * (consumers + producers),
+        stages=stages,
+        consumers=consumers,
+        blocks_per_sm=1,
+        heads_together=problem.queries_per_kv,
+        constants=features(problem),
+    )
+
+
 def configure(
     problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, in_turn: bool = False
 ) -> Config:
@@ -208,18 +241,7 @@ def configure(
     Blocks that add to dQ `in_turn` draw one key tile each, so that each waits only for blocks that have begun. Raises
     `SramOverflow` if no configuration fits.
     """
-    chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
-    # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway
-    smaller = [(Tile(64, 64), 1), (Tile(16, 16), 1)] if tile is None else []
-    candidates = [(chosen, 2), (chosen, 1), *smaller]
-    for chosen, stages in candidates:
-        needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
-        if needed <= device.sram_per_block:
-            break
-    else:
-        chosen, stages = candidates[-1]
-        needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
-        raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+    chosen, stages = fit(problem, device, tile, in_turn=in_turn)
     consumers = max(1, chosen.cols // KEYS)
     # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
     persistent = not in_turn and not problem.dropout and problem.head_dim <= PANEL
@@ -294,10 +316,11 @@ def flash3_backward(
     and dV. Of a ragged batch, blocks may take the key tiles of all sequences in one order, the longest first. The first
     launch writes it.
     """
-    return backward(m, q, k, v, out, lse, dout, problem, tile)
+    return backward("flash3_backward", m, q, k, v, out, lse, dout, problem, tile)
 
 
 def backward(
+    name: str,
     m: Machine,
     q: HbmTensor,
     k: HbmTensor,
@@ -309,7 +332,7 @@ def backward(
     tile: Tile,
     order: type[Turns] = Turns,
 ) -> tuple[HbmTensor, ...]:
-    """`flash3_backward`, with blocks that add to dQ in an order."""
+    """`flash3_backward`, whose main launch has this name, and blocks that add to dQ in an order."""
     c, ragged = m.config, problem.lengths is not None
     parts = min(c.parts, problem.queries_per_kv)  # of one head, which is traced alone, there is one
     members = problem.queries_per_kv // parts
@@ -325,7 +348,7 @@ def backward(
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(
-        "flash3_backward",
+        name,
         rows=problem.key_tiles(tile),
         cols=parts,
         warps=c.warps,
@@ -424,3 +447,15 @@ ABOUT = about(
     }
 }
 """What each step of each launch is for, in a sentence or two: the player's words."""
+
+
+def rung_about(name: str, changes: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The player's words for a rung. Its first and its last launch are those of `flash3_backward`."""
+    main = {
+        "load_q": "TMA brings the next tile of queries that see any of these keys, and a warp fetches their LSE.",
+        "load_do": "TMA brings dO of the same queries, and a warp fetches their D.",
+        "dp": "dP = V dOᵀ: how the loss depends on each probability.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
+    }
+    others = {launch: ABOUT[launch] for launch in ("flash3_backward_delta", "flash3_backward_convert")}
+    return others | {name: ABOUT["flash3_backward"] | main | changes}

@@ -110,7 +110,7 @@ def flash3_backward_deterministic(
     another counter, so they wait only for blocks that have begun. The first key tile writes its part of the sum, so nobody sets
     it to 0. The last one reads the sum, adds its part and writes dQ, so no launch rounds the sums.
     """
-    return unordered.backward(m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
+    return unordered.backward("flash3_backward", m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
 
 
 ABOUT = {

@@ -16,12 +16,12 @@ from flashlab.verify import general
 from flashlab.verify.adapter import Failure
 from flashlab.verify.general import Subject
 from simulator.operations.backward import BACKWARD
-from tests.mutants import backward, backward_parts
+from tests.mutants import backward, backward_parts, backward_rungs
 from tests.mutants.backward import PROGRAMS, SHAPES, KernelMutant
 from tests.mutants.zoo import Mutant, mutated_program
 from tests.tiers import one_of_each
 
-KERNELS = [*backward.KERNELS, *backward_parts.KERNELS]
+KERNELS = [*backward.KERNELS, *backward_parts.KERNELS, *backward_rungs.KERNELS]
 TILE = (32, 32)
 """Four warps, in a grid of two by two."""
 FEW = replace(fl.DEVICES["h200"], name="two SMs of an H200", sms=2)

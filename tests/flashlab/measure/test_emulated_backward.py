@@ -19,6 +19,7 @@ from tests.tiers import one_of_each
 pytestmark = pytest.mark.compiler
 
 ALGORITHMS = fl.catalogue.with_kernels(BACKWARD)
+RUNGS = fl.catalogue.ladder("flash3_backward", "flash2_backward")[1:-1]
 IN_THEIR_DTYPES = [(name, dtype) for name in ALGORITHMS for dtype in fl.CATALOGUE[name].dtypes]
 TILES = [(32, 16), (32, 64), (64, 64), (16, 48)]
 """One warp or a grid of up to eight, of which the last ones across have fewer columns at odd head dims."""
@@ -96,7 +97,7 @@ def test_at_the_default_tile(algorithm: str, dtype: str, head_dim: int) -> None:
     checked(algorithm, p)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", one_of_each(ALGORITHMS, lambda name: "a rung" if name in RUNGS else name))
 def test_nothing_bypasses_the_primitives(algorithm: str) -> None:
     p = fl.Problem(batch=1, heads=2, len_q=50, len_kv=70, head_dim=40, dtype="float16", causal=True)
     run = checked(algorithm, p, tile=fitting(algorithm, p, (32, 16)), watch=True)
