@@ -65,7 +65,7 @@ class Cell:
     @property
     def tera(self) -> float:
         """TFLOPs by the convention of published tables."""
-        return self._cell.flops / 1e12
+        return self._cell.flops * speed.trial_of(self.algorithm).PRODUCTS / 1e12
 
     @property
     def _cell(self) -> speed.Cell:
@@ -216,7 +216,23 @@ def fresh() -> list[Cell]:
     return drawn(seed=15)
 
 
-SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight, "drawn": drawn, "fresh": fresh}
+def backward() -> list[Cell]:
+    """The backward passes where `flashlab bench` times them, each where its kernel takes the head dim."""
+    names = (
+        "flash3_backward", "flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward",
+        "flash2_backward_deterministic", "standard_backward", "flash1_backward",
+    )  # fmt: skip
+    return [
+        Cell(name, "bfloat16", dim, causal, length)
+        for name in names
+        for dim in (64, 128, 256)
+        if dim in fl.CATALOGUE[name].support.head_dims and (name != "flash3_backward_wide" or dim == 256)
+        for causal in (False, True)
+        for length in (1024, 4096, 16384)
+    ]
+
+
+SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight, "drawn": drawn, "fresh": fresh, "backward": backward}
 """What `predict` can be asked for."""
 
 
