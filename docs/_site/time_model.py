@@ -46,6 +46,28 @@ def errors() -> str:
     return "\n".join(lines) + "\n"
 
 
+def gradients() -> str:
+    """The errors of the backward passes, by kernel, head dim and device, and how the blind predictions did."""
+    lines = [
+        "| kernel | head dim | GPU | cells | 1k | 4k | 16k | all | bias | predicted blind |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    first = blind.blind_gradients()
+    for device in (blind.DEVICE, "h100"):
+        groups: dict[tuple[str, int], list[blind.Beside]] = {}
+        for r in blind.gradients(device):
+            groups.setdefault((r.cell.algorithm, r.cell.head_dim), []).append(r)
+        for (name, dim), group in sorted(groups.items()):
+            before = [r for r in first if (r.cell.algorithm, r.cell.head_dim) == (name, dim) and device == blind.DEVICE]
+            parts = [[r for r in group if r.cell.length == n] for n in (1024, 4096, 16384)]
+            shown = [f"{blind.mean_error(part):.1%}" if part else "" for part in (*parts, group, before)]
+            bias = statistics.fmean(r.error for r in group)
+            lines.append(
+                f"| {name} | {dim} | {device.upper()} | {len(group)} | {' | '.join(shown[:4])} | {bias:+.1%} | {shown[4]} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def blind_tables() -> str:
     """How the predictions of cells that nobody had measured did, a table a measurement."""
     return "\n".join(map(_blind_table, results.find(ROOT / results.FOLDER, kind="blind", device=blind.DEVICE)))
@@ -173,7 +195,7 @@ def picture() -> Any:
     return figure
 
 
-BLOCKS = {"errors": errors, "blind": blind_tables, "constants": constants}
+BLOCKS = {"errors": errors, "gradients": gradients, "blind": blind_tables, "constants": constants}
 """What of docs/time.md is drawn from data."""
 
 

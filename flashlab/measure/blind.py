@@ -26,15 +26,19 @@ import flashlab as fl
 from flashlab.measure import results, speed
 from flashlab.measure.results import Data, Kind, markdown_table
 from simulator.catalogue import ladder
-from simulator.names import DType
+from simulator.names import DeviceName, DType
+from simulator.operations.backward import BACKWARD
 from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTIONS = ROOT / results.FOLDER / "blind" / "predictions"
-DEVICE = "h200"
+DEVICE: DeviceName = "h200"
 
 FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
 PREDICTION_FP8 = "fp8_h200_2026-11-21.json"
+PREDICTION_BACKWARD = "backward_h200_2026-11-27.json"
+KERNELS_OF = "2026-11-27"
+"""Since this day the backward passes have the kernels that the model has. Older measurements are of others."""
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
@@ -71,9 +75,9 @@ class Cell:
     def _cell(self) -> speed.Cell:
         return speed.Cell(self.dtype, self.head_dim, self.causal, self.length)
 
-    def predicted(self) -> float:
+    def predicted(self, device: DeviceName = DEVICE) -> float:
         """Milliseconds; of flash3_fp8 without the transposition of V, as `flashlab fp8` has it."""
-        t = fl.timeline(self.algorithm, self.problem, device=DEVICE)
+        t = fl.timeline(self.algorithm, self.problem, device=device)
         return (t.launches[-1].seconds if self.algorithm == FP8 else t.seconds) * 1e3
 
 
@@ -128,6 +132,32 @@ def benchmarks() -> list[results.Result]:
 def beside() -> list[Beside]:
     """The model as it is now beside what was measured."""
     return [Beside(cell, cell.predicted(), time, source) for cell, time, source in measured()]
+
+
+def gradients(device: DeviceName = DEVICE) -> list[Beside]:
+    """The model as it is now beside what was measured of the backward passes on a device."""
+    return [Beside(cell, cell.predicted(device), *found) for cell, found in _timed_gradients(device).items()]
+
+
+def blind_gradients() -> list[Beside]:
+    """The backward passes as they were predicted before the schedules' author opened their measurements, beside these."""
+    before = said(PREDICTION_BACKWARD)
+    return [Beside(cell, before[cell], *found) for cell, found in _timed_gradients(DEVICE).items() if cell in before]
+
+
+def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
+    """Milliseconds by benchmarks and the ladder, the newest ones of each cell, and by which kind of result."""
+    found: dict[Cell, tuple[float, str]] = {}
+    for kind in ("ladder", "bench"):
+        for result in results.find(ROOT / results.FOLDER, kind=kind, device=device):
+            if result.condition is not None or result.content["date"] < KERNELS_OF:
+                continue
+            for row in result.data["rows"]:
+                name = row["kernel"] or row["peer"] or result.data["algorithm"]
+                if name in fl.CATALOGUE and fl.CATALOGUE[name].operation is BACKWARD:
+                    cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
+                    found[cell] = row["milliseconds"], kind
+    return found
 
 
 def said(file: str | Path) -> dict[Cell, float]:

@@ -46,9 +46,12 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     return around("flash2_backward", main("flash2_backward", problem, config, rates), problem, config, rates)
 
 
-def main(name: str, problem: Problem, config: Config, rates: Rates) -> Launch:
+def main(name: str, problem: Problem, config: Config, rates: Rates, *, in_turn: bool = False) -> Launch:
+    """The main launch. If blocks add `in_turn`, they ask for it and pass it on. None waits for a block of another SM here."""
     c = Cycles(problem, config, rates)
-    return Launch(name, partial(_block, c=c), key_tiles(problem, config), resident(config, rates.device, c.sram))
+    return Launch(
+        name, partial(_block, c=c, in_turn=in_turn), key_tiles(problem, config), resident(config, rates.device, c.sram)
+    )
 
 
 def around(name: str, middle: Launch, problem: Problem, config: Config, rates: Rates, panel: int = 16) -> list[Launch]:
@@ -219,12 +222,12 @@ class _Shared:
         self.met, self.ready = sm.barrier(c.actors), 0.0
 
 
-def _block(sm: SM, works: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
+def _block(sm: SM, works: Sequence[Work], c: Cycles, *, in_turn: bool) -> list[tuple[str, Actor]]:
     shared = _Shared(sm, c)
-    return [(f"warps {4 * n}-{4 * n + 3}", _warps(sm, c, works[0], shared, n)) for n in range(c.actors)]
+    return [(f"warps {4 * n}-{4 * n + 3}", _warps(sm, c, works[0], shared, n, in_turn)) for n in range(c.actors)]
 
 
-def _warps(sm: SM, c: Cycles, work: Work, shared: _Shared, n: int) -> Actor:
+def _warps(sm: SM, c: Cycles, work: Work, shared: _Shared, n: int, in_turn: bool) -> Actor:
     meetings = 0
 
     def load(latency: float) -> None:
@@ -261,7 +264,15 @@ def _warps(sm: SM, c: Cycles, work: Work, shared: _Shared, n: int) -> Actor:
             if i + 1 < work.tiles:
                 load(L2_LATENCY)
         yield from multiply(sm, c, c.dq, "dq")
+        if in_turn:
+            if n == 0:
+                yield sm.now + L2_LATENCY  # a thread reads whose turn it is
+            yield from meet()
         yield from add(sm, c.port, c.added)
+        if in_turn:
+            yield from meet()
+            if n == 0:
+                yield sm.free["copy"] + L2_LATENCY  # its fence: the additions have arrived, and the turn is passed on
     yield shared.ready
     yield from vector(sm, "store_dkv", alu=c.round)
     sm.use("copy", c.stored, "store_dkv")

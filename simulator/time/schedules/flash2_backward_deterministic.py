@@ -1,4 +1,7 @@
-"""flash2_backward_deterministic: flash2_backward with turns. How long a block waits for those of other SMs isn't modelled."""
+"""flash2_backward_deterministic: flash2_backward, whose blocks ask for their turn, wait until additions arrive, and pass it on.
+
+How long a block waits for its turn behind blocks of other SMs isn't modelled.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,5 @@ from simulator.time.schedules.flash2_backward import around, main
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
-    return around(
-        "flash2_backward", main("flash2_backward_deterministic", problem, config, rates), problem, config, rates
-    )
+    in_turn = main("flash2_backward_deterministic", problem, config, rates, in_turn=True)
+    return around("flash2_backward", in_turn, problem, config, rates)
