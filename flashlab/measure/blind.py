@@ -14,7 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -134,9 +134,10 @@ def beside() -> list[Beside]:
     return [Beside(cell, cell.predicted(), time, source) for cell, time, source in measured()]
 
 
-def gradients(device: DeviceName = DEVICE) -> list[Beside]:
-    """The model as it is now beside what was measured of the backward passes on a device."""
-    return [Beside(cell, cell.predicted(device), *found) for cell, found in _timed_gradients(device).items()]
+def gradients(device: DeviceName = DEVICE, without: Collection[str] = ()) -> list[Beside]:
+    """The model as it is now beside what was measured of the backward passes on a device, `without` some of them."""
+    timed = _timed_gradients(device).items()
+    return [Beside(cell, cell.predicted(device), *found) for cell, found in timed if cell.algorithm not in without]
 
 
 def blind_gradients() -> list[Beside]:
