@@ -461,6 +461,14 @@ def test_a_long_walk_goes_on_as_a_short_one_did(monkeypatch: pytest.MonkeyPatch)
         assert fl.timeline(name, p, device="h200").seconds == pytest.approx(line[name], rel=0.03), name
 
 
+def test_a_long_walk_through_masked_tiles_goes_on_as_a_short_one_did(monkeypatch: pytest.MonkeyPatch):
+    """In a window, a block of a backward pass walks over the queries of 16 heads, and the mask cuts through nearly all."""
+    p = fl.Problem(batch=1, heads=16, kv_heads=1, len_q=1024, head_dim=128, dtype="bfloat16", window=(300, 0))
+    line = fl.timeline("flash2_backward", p, device="h200").seconds
+    monkeypatch.setattr(costs, "MOST_MASKED", 10**6)
+    assert fl.timeline("flash2_backward", p, device="h200").seconds == pytest.approx(line, rel=0.01)
+
+
 # blocks over SMs
 
 
