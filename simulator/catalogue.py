@@ -93,14 +93,21 @@ from simulator.support import Support, a_lane_per_key, few_rows, powers_of_two, 
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
 from simulator.time.schedules import flash1 as flash1_schedule
+from simulator.time.schedules import flash1_backward as flash1_backward_schedule
 from simulator.time.schedules import flash2 as flash2_schedule
+from simulator.time.schedules import flash2_backward as flash2_backward_schedule
+from simulator.time.schedules import flash2_backward_deterministic as flash2_backward_deterministic_schedule
 from simulator.time.schedules import flash3 as flash3_schedule
 from simulator.time.schedules import flash3_1 as flash3_1_schedule
 from simulator.time.schedules import flash3_2 as flash3_2_schedule
 from simulator.time.schedules import flash3_3 as flash3_3_schedule
+from simulator.time.schedules import flash3_backward as flash3_backward_schedule
+from simulator.time.schedules import flash3_backward_deterministic as flash3_backward_deterministic_schedule
+from simulator.time.schedules import flash3_backward_wide as flash3_backward_wide_schedule
 from simulator.time.schedules import flash3_fp8 as flash3_fp8_schedule
 from simulator.time.schedules import online_softmax as online_softmax_schedule
 from simulator.time.schedules import standard as standard_schedule
+from simulator.time.schedules import standard_backward as standard_backward_schedule
 
 Formula = Callable[..., None]
 """`formula(book, problem, tile, config, *, lse)` fills a `Book` as the tile program does."""
@@ -460,7 +467,8 @@ CATALOGUE = {
             about=cascade_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(
-            "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,
+            "standard_backward", standard_backward, standard_backward_formula.standard_backward,
+            standard_backward_schedule.launches,
             tuple(Kernel("standard_backward", f"standard_backward_{entry}", arguments) for entry, arguments in (
                 ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv", "rng_state")), ("dp", ("dout", "v", "dp")),
                 ("ds", ("out", "dout", "dlse", "p", "dp", "ds", "rng_state")), ("dq", ("ds", "k", "dq")),
@@ -468,13 +476,13 @@ CATALOGUE = {
             Support(masks=(*COMMON_MASKS, "dropout", "dlse")), about=standard_backward_program.ABOUT,
         ),
         Algorithm(
-            "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
+            "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, flash1_backward_schedule.launches,
             (Kernel("flash1_backward", "flash1_backward",
                     ("q", "k", "v", "out", "lse", "dout", "dlse", "dq_sum", "dq", "dk", "dv", "rng_state")),),
             Support(masks=(*COMMON_MASKS, "dropout", "dlse")), about=flash1_backward_program.ABOUT, follows="standard_backward",
         ),
         Algorithm(
-            "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
+            "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, flash2_backward_schedule.launches,
             (_DELTA,
              Kernel("flash2_backward", "flash2_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state")),
@@ -484,7 +492,7 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash2_backward_deterministic", flash2_backward_deterministic,
-            flash2_backward_deterministic_formula.flash2_backward_deterministic, None,
+            flash2_backward_deterministic_formula.flash2_backward_deterministic, flash2_backward_deterministic_schedule.launches,
             (_DELTA,
              Kernel("flash2_backward_deterministic", "flash2_backward_deterministic",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state", "drawn", "number",
@@ -497,18 +505,20 @@ CATALOGUE = {
         _backward_rung("flash3_backward_2", flash3_backward_2, flash3_backward_2_program.ABOUT, "flash3_backward_1"),
         _backward_rung("flash3_backward_3", flash3_backward_3, flash3_backward_3_program.ABOUT, "flash3_backward_2"),
         Algorithm(
-            "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
+            "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, flash3_backward_schedule.launches,
             _hopper_backward(), _HOPPER_BACKWARD,
             flash3_backward_program.ABOUT, "flash3_backward_3", ("dq",),
         ),
         Algorithm(
             "flash3_backward_deterministic", flash3_backward_deterministic,
-            flash3_backward_deterministic_formula.flash3_backward_deterministic, None, _hopper_backward(waits=True),
+            flash3_backward_deterministic_formula.flash3_backward_deterministic, flash3_backward_deterministic_schedule.launches,
+            _hopper_backward(waits=True),
             replace(_HOPPER_BACKWARD, masks=(*COMMON_MASKS, "sinks", "dropout", "dlse"), instead="flash2_backward_deterministic"),
             flash3_backward_deterministic_program.ABOUT, "flash3_backward",
         ),
         Algorithm(
-            "flash3_backward_wide", flash3_backward_wide, flash3_backward_wide_formula.flash3_backward_wide, None,
+            "flash3_backward_wide", flash3_backward_wide, flash3_backward_wide_formula.flash3_backward_wide,
+            flash3_backward_wide_schedule.launches,
             (Kernel("flash3_backward_wide", "flash3_backward_wide_delta", ("out", "dout", "dlse", "delta"), arch="sm_90a"),
              Kernel("flash3_backward_wide", "flash3_backward_wide_dkv",
                     ("q", "k", "v", "lse", "dout", "delta", "dk", "dv", *_OFFSETS),

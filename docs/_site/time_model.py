@@ -46,6 +46,32 @@ def errors() -> str:
     return "\n".join(lines) + "\n"
 
 
+def gradients() -> str:
+    """The errors of the backward passes, by kernel, head dim and device, and how the blind predictions did.
+
+    Of an H100 there are those kernels that nobody has timed on an H200 as they are now.
+    """
+    lines = [
+        "| kernel | head dim | GPU | cells | 1k | 4k | 16k | all | bias | predicted blind |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    first, shown_before = blind.blind_gradients(), set[str]()
+    for device in (blind.DEVICE, "h100"):
+        groups: dict[tuple[str, int], list[blind.Beside]] = {}
+        for r in blind.gradients(device, without=shown_before):
+            groups.setdefault((r.cell.algorithm, r.cell.head_dim), []).append(r)
+        shown_before |= {name for name, _ in groups}
+        for (name, dim), group in sorted(groups.items()):
+            before = [r for r in first if (r.cell.algorithm, r.cell.head_dim) == (name, dim) and device == blind.DEVICE]
+            parts = [[r for r in group if r.cell.length == n] for n in (1024, 4096, 16384)]
+            shown = [f"{blind.mean_error(part):.1%}" if part else "" for part in (*parts, group, before)]
+            bias = statistics.fmean(r.error for r in group)
+            lines.append(
+                f"| {name} | {dim} | {device.upper()} | {len(group)} | {' | '.join(shown[:4])} | {bias:+.1%} | {shown[4]} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def blind_tables() -> str:
     """How the predictions of cells that nobody had measured did, a table a measurement."""
     return "\n".join(map(_blind_table, results.find(ROOT / results.FOLDER, kind="blind", device=blind.DEVICE)))
@@ -67,7 +93,8 @@ def _blind_table(result: results.Result) -> str:
     groups = {
         name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
     }
-    groups["the ladder"] = [r for name in blind.LADDER for r in groups.get(name, [])]
+    if ladder := [r for name in blind.LADDER for r in groups.get(name, [])]:
+        groups["the ladder"] = ladder
     for name, group in groups.items():
         parts = [[r for r in group if below < r.cell.length <= n] for below, n in pairwise([0, *lengths])]
         shown = [f"{blind.mean_error(part):.1%}" if part else "" for part in (*parts, group)]
@@ -99,8 +126,10 @@ def figures() -> dict[str, float]:
             beside.append(128 * warps / of(name, warps=warps))
             products.append((of(name, "products", warps) - latency) / clocks)
     compared = [of(f"{what}_beside_products") / 0.5 for what in ("maximum", "maximum_of_three")]
+    # a file from before the tool measured them lacks reductions
+    red = {name: of(what) for name, what in _REDUCTIONS.items() if any(row["what"] == what for row in rows)}
     return {
-        **clock(), "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
+        **red, **clock(), "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
         "COMPARED": statistics.fmean(compared),
         "ALONE": statistics.fmean(128 * warps / of("exponentials", warps=warps) for warps in (4, 8, 12)),
         "LAUNCH": of("empty_launch") * 1e-6, "TURNOVER": of("block_turnover"), "TURN": of("turn"), "DEPENDENT": of("dependent"),
@@ -113,6 +142,9 @@ def figures() -> dict[str, float]:
         "DRAM_SHARE": statistics.fmean(y["copy"] for r in blind.benchmarks() for y in r.data["yardsticks"]) * 1e9
         / fl.DEVICES[blind.DEVICE].bandwidth,
     }  # fmt: skip
+
+
+_REDUCTIONS = {"RED_BYTES": "reductions_of_all", "RED_DRAM_BYTES": "reductions_of_all_from_dram"}
 
 
 @cache
@@ -173,7 +205,7 @@ def picture() -> Any:
     return figure
 
 
-BLOCKS = {"errors": errors, "blind": blind_tables, "constants": constants}
+BLOCKS = {"errors": errors, "gradients": gradients, "blind": blind_tables, "constants": constants}
 """What of docs/time.md is drawn from data."""
 
 

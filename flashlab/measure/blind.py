@@ -14,7 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -26,15 +26,19 @@ import flashlab as fl
 from flashlab.measure import results, speed
 from flashlab.measure.results import Data, Kind, markdown_table
 from simulator.catalogue import ladder
-from simulator.names import DType
+from simulator.names import DeviceName, DType
+from simulator.operations.backward import BACKWARD
 from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTIONS = ROOT / results.FOLDER / "blind" / "predictions"
-DEVICE = "h200"
+DEVICE: DeviceName = "h200"
 
 FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
 PREDICTION_FP8 = "fp8_h200_2026-11-21.json"
+PREDICTION_BACKWARD = "backward_h200_2026-11-27.json"
+KERNELS_OF = "2026-11-27"
+"""Since this day the backward passes have the kernels that the model has. Older measurements are of others."""
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
@@ -65,15 +69,15 @@ class Cell:
     @property
     def tera(self) -> float:
         """TFLOPs by the convention of published tables."""
-        return self._cell.flops / 1e12
+        return self._cell.flops * speed.trial_of(self.algorithm).PRODUCTS / 1e12
 
     @property
     def _cell(self) -> speed.Cell:
         return speed.Cell(self.dtype, self.head_dim, self.causal, self.length)
 
-    def predicted(self) -> float:
+    def predicted(self, device: DeviceName = DEVICE) -> float:
         """Milliseconds; of flash3_fp8 without the transposition of V, as `flashlab fp8` has it."""
-        t = fl.timeline(self.algorithm, self.problem, device=DEVICE)
+        t = fl.timeline(self.algorithm, self.problem, device=device)
         return (t.launches[-1].seconds if self.algorithm == FP8 else t.seconds) * 1e3
 
 
@@ -128,6 +132,33 @@ def benchmarks() -> list[results.Result]:
 def beside() -> list[Beside]:
     """The model as it is now beside what was measured."""
     return [Beside(cell, cell.predicted(), time, source) for cell, time, source in measured()]
+
+
+def gradients(device: DeviceName = DEVICE, without: Collection[str] = ()) -> list[Beside]:
+    """The model as it is now beside what was measured of the backward passes on a device, `without` some of them."""
+    timed = _timed_gradients(device).items()
+    return [Beside(cell, cell.predicted(device), *found) for cell, found in timed if cell.algorithm not in without]
+
+
+def blind_gradients() -> list[Beside]:
+    """The backward passes as they were predicted before the schedules' author opened their measurements, beside these."""
+    before = said(PREDICTION_BACKWARD)
+    return [Beside(cell, before[cell], *found) for cell, found in _timed_gradients(DEVICE).items() if cell in before]
+
+
+def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
+    """Milliseconds by benchmarks and the ladder, the newest ones of each cell, and by which kind of result."""
+    found: dict[Cell, tuple[float, str]] = {}
+    for kind in ("ladder", "bench"):
+        for result in results.find(ROOT / results.FOLDER, kind=kind, device=device):
+            if result.condition is not None or result.content["date"] < KERNELS_OF:
+                continue
+            for row in result.data["rows"]:
+                name = row["kernel"] or row["peer"] or result.data["algorithm"]
+                if name in fl.CATALOGUE and fl.CATALOGUE[name].operation is BACKWARD:
+                    cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
+                    found[cell] = row["milliseconds"], kind
+    return found
 
 
 def said(file: str | Path) -> dict[Cell, float]:
@@ -216,7 +247,23 @@ def fresh() -> list[Cell]:
     return drawn(seed=15)
 
 
-SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight, "drawn": drawn, "fresh": fresh}
+def backward() -> list[Cell]:
+    """The backward passes where `flashlab bench` times them, each where its kernel takes the head dim."""
+    names = (
+        "flash3_backward", "flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward",
+        "flash2_backward_deterministic", "standard_backward", "flash1_backward",
+    )  # fmt: skip
+    return [
+        Cell(name, "bfloat16", dim, causal, length)
+        for name in names
+        for dim in (64, 128, 256)
+        if dim in fl.CATALOGUE[name].support.head_dims and (name != "flash3_backward_wide" or dim == 256)
+        for causal in (False, True)
+        for length in (1024, 4096, 16384)
+    ]
+
+
+SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight, "drawn": drawn, "fresh": fresh, "backward": backward}
 """What `predict` can be asked for."""
 
 

@@ -13,6 +13,8 @@ from simulator.time.launch import Launch, Work
 
 LONGEST_WALK = 12
 """The most key tiles of a walk that is simulated as it is. Each further tile takes as long as the last ones did."""
+MOST_MASKED = 24
+"""The most tiles through which the mask cuts that are simulated. Each further one takes as long as the last ones did."""
 _IN_A_ROW = 3  # how many works are simulated one after the other; the first finds the SM empty
 
 
@@ -41,6 +43,10 @@ class Costs:
 
     def of(self, work: Work) -> Cost:
         """The cost of one work, with any number of tiles."""
+        if work not in self._known and work.masked > MOST_MASKED:
+            further = work.masked - MOST_MASKED
+            base, each = self.of(Work(work.tiles - further, MOST_MASKED)), self._masked_tile()
+            self._known[work] = Cost(base.cycles + further * each.cycles, base.fill, base.busy + further * each.busy)
         if work not in self._known:
             simulated = work.tiles <= _longest(work)
             self._known[work] = self._simulated(work) if simulated else self._continued(work)
@@ -53,8 +59,15 @@ class Costs:
 
     def _tile(self) -> Cost:
         """The cost of one more key tile in a long walk."""
-        few, many = self.of(Work(LONGEST_WALK // 2)), self.of(Work(LONGEST_WALK))
-        more = LONGEST_WALK - LONGEST_WALK // 2
+        return self._more(Work(LONGEST_WALK // 2), Work(LONGEST_WALK))
+
+    def _masked_tile(self) -> Cost:
+        """The same of a tile that the mask cuts through."""
+        return self._more(Work(MOST_MASKED // 2, MOST_MASKED // 2), Work(MOST_MASKED, MOST_MASKED))
+
+    def _more(self, short: Work, long: Work) -> Cost:
+        """What the longer work takes more than the shorter one, for each tile."""
+        few, many, more = self.of(short), self.of(long), long.tiles - short.tiles
         busy = (many.busy - few.busy) / more
         return Cost(max((many.cycles - few.cycles) / more, float(busy.max()) * self.slots), 0.0, busy)
 

@@ -28,8 +28,24 @@ def longest_first(problem: Problem, tile: Tile) -> Runs:
 
 def by_groups_of_heads(runs: Runs, problem: Problem, config: Config) -> list[tuple[Runs, int]]:
     """The order of a launch in which a group of heads takes a row tile before it takes the next one."""
-    together = config.heads_together
-    whole, rest = divmod(problem.batch * problem.heads, together)
+    return _by_groups(runs, problem.batch * problem.heads, config.heads_together)
+
+
+def key_tiles(problem: Problem, config: Config) -> list[tuple[Runs, int]]:
+    """The order of a backward pass, whose blocks have a key tile and walk over the queries that see it.
+
+    A block goes over the query heads of a group, or over a part of them. A group of heads takes a key tile before it takes
+    the next one, the first keys first: under a causal mask most queries see them.
+    """
+    p, members = problem, problem.queries_per_kv // config.parts
+    walks = in_order(p.transposed, Tile(config.tile.cols, config.tile.rows))
+    runs = [(Work(each.tiles * members, each.masked * members), n) for each, n in walks]
+    return _by_groups(runs, p.batch * p.kv_heads * config.parts, max(1, config.heads_together // members))
+
+
+def _by_groups(runs: Runs, number: int, together: int) -> list[tuple[Runs, int]]:
+    """Of a `number` of heads, so many `together` take a work before they take the next one."""
+    whole, rest = divmod(number, together)
     return [
         ([(each, n * heads) for each, n in runs], times) for heads, times in ((together, whole), (rest, 1)) if heads
     ]

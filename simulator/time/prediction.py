@@ -19,7 +19,7 @@ from simulator.names import DeviceName
 from simulator.problem import COMMON_MASKS, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike
-from simulator.time.costs import LONGEST_WALK, Costs, run
+from simulator.time.costs import LONGEST_WALK, MOST_MASKED, Costs, run
 from simulator.time.engine import UNITS, Event
 from simulator.time.launch import Launch, Work
 from simulator.time.rates import LAUNCH, TURNOVER, Rates
@@ -249,7 +249,8 @@ def _first_blocks(launch: Launch, slots: int, sms: int) -> list[Event]:
 
 
 def _shortened(work: Work) -> Work:
-    return Work(min(work.tiles, max(LONGEST_WALK, work.masked)), work.masked)
+    masked = min(work.masked, MOST_MASKED)
+    return Work(min(work.tiles, max(LONGEST_WALK, masked)), masked)
 
 
 __all__: Sequence[str] = ["UNIT_NAMES", "LaunchTime", "Timeline", "timeline"]

@@ -45,6 +45,10 @@ DRAM_SHARE = 0.886
 """Share of DRAM's bandwidth that a copy within DRAM reaches (the yardstick of `flashlab bench`)."""
 L2_BYTES = 36.0
 """Bytes per clock and SM from the L2 while all SMs load."""
+RED_BYTES, RED_DRAM_BYTES = 14.2, 5.5
+"""Bytes per clock and SM that reductions (red.v4.f32) add while all SMs do: to what lies in the L2, and to what comes from
+DRAM and goes back. At the boost clock these are 3.7 and 1.43 TB/s of an H200, which a kernel probed on 2026-11-22 that
+does nothing else."""
 _LANES = {(7, 5): 64, (8, 0): 64}  # float32 lanes per SM, from the datasheets' rates and boost clocks
 MMA_SHARE = {9: 0.646}  # mma.sync's share of wgmma's rate; for older GPUs, datasheets quote the rate of mma.sync
 MMA_ALONE = {9: 0.509}  # the same for one warp per scheduler
@@ -125,6 +129,13 @@ class Rates:
         clock = self.loaded(0.0, 1.0)
         l2 = L2_BYTES * self.boost / clock
         return nbytes * ((1 - dram) / l2 + dram / min(l2, self.bandwidth / (self.device.sms * clock)))
+
+    def reduce(self, nbytes: float, cold: float = 0.0) -> float:
+        """Cycles of additions in the L2, of which the share `cold` is the first to its bytes. They take the L2's turns, as
+        copies do. The L2's clock stays at boost.
+        """
+        boost = self.boost / self.loaded(0.0, 1.0)
+        return nbytes * ((1 - cold) / RED_BYTES + cold / RED_DRAM_BYTES) / boost
 
     @property
     def bandwidth(self) -> float:

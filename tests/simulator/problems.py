@@ -15,8 +15,11 @@ FP8 = "float8_e4m3fn"
 
 
 def taken_by(algorithm: str, problem: Problem) -> Problem:
-    """The problem, in another dtype if an algorithm doesn't take its own, and without what it doesn't know of scores."""
+    """The problem, in another dtype if an algorithm doesn't take its own, with its widest heads if its kernels take none that
+    wide, and without what it doesn't know of scores."""
     row = CATALOGUE[algorithm]
+    if (widest := row.support.head_dims[-1]) < problem.head_dim:
+        problem = problem.replace(head_dim=widest, head_dim_v=widest)
     problem = problem.replace(**{name: FIELDS[name].default for name in SCORES if name not in row.support.masks})
     return problem if row.refusal(problem) is None else problem.replace(dtype=row.dtypes[0])
 

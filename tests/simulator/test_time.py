@@ -19,10 +19,12 @@ import flashlab as fl
 from simulator.time import beside, costs, engine, order, prediction, rates, schedule
 from simulator.time.engine import SM, UNITS
 from simulator.time.launch import Work, rows_inside
-from simulator.time.schedules import flash2, flash3_fp8
+from simulator.time.schedules import flash2, flash3_backward, flash3_fp8
 from tests.simulator.problems import taken_by
 
 ALGORITHMS = tuple(name for name, row in fl.CATALOGUE.items() if row.schedule)
+DIFFERENT = tuple(name for name in ALGORITHMS if not name.endswith("_deterministic"))
+"""Without those that walk and wait as another one does, but for turns."""
 
 problems = st.builds(
     fl.Problem,
@@ -74,7 +76,7 @@ def test_no_prediction_undercuts_the_hardware(algorithm: str, problem: fl.Proble
     assert breaks(fl.timeline(algorithm, taken_by(algorithm, problem), device="h200")) is None
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", DIFFERENT)
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_large_prediction_undercuts_the_hardware(algorithm: str, causal: bool):
     for head_dim in (64, 128, 256):
@@ -237,6 +239,125 @@ def test_fp8_without_overlap_takes_longer(monkeypatch: pytest.MonkeyPatch):
     assert fl.timeline("flash3_fp8", eight(16384), device="h200").seconds > 1.05 * overlapped
 
 
+BACKWARD = tuple(name for name in ALGORITHMS if "backward" in name)
+
+
+def busy(algorithm: str, problem: fl.Problem, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, float], Any]]:
+    """The work of the units in each launch, beside its counts: FLOPs, exponentials, and bytes from and to the L2."""
+    for module, name in (
+        *((beside, name) for name in ("VECTOR", "ALONE", "COMPARED", "PRODUCTS")),
+        *((rates, name) for name in ("AT_REST", "LAUNCH")),
+    ):
+        monkeypatch.setattr(module, name, 0.0 if name == "LAUNCH" else 1.0)
+    for name in ("DRAWN", "MOVED"):
+        monkeypatch.setattr(rates, name, 0.0)
+    for name in ("copy", "reduce"):
+        monkeypatch.setattr(rates.Rates, name, lambda self, nbytes, *_, **__: nbytes)
+    device, counts = fl.DEVICES["h200"], fl.count(algorithm, problem, device="h200")
+    machine = rates.Rates(device, problem.dtype)
+    flops = machine.tensor if "3" in algorithm else machine.tensor * rates.MMA_SHARE[9]
+    found: list[tuple[dict[str, float], Any]] = []
+    for launch, counted in zip(fl.timeline(algorithm, problem, device="h200").launches, counts.launches, strict=True):
+        assert launch.name == counted.name
+        cycles = launch.sm_seconds * machine.boost * device.sms
+        per_cycle = {"tensor": flops, "exp": rates.EXP, "copy": 1.0}
+        found.append(({unit: launch.utilisation[unit] * cycles * rate for unit, rate in per_cycle.items()}, counted))
+    return found
+
+
+def does_what_is_counted(algorithm: str, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All FLOPs, all exponentials, and all bytes but for LSE and D, with so many query heads per KV head."""
+    problem = cell(1024, widest(algorithm)).replace(batch=1, kv_heads=2048 // widest(algorithm) // shared)
+    for found, counted in busy(algorithm, problem, monkeypatch):
+        moved = sum(counted.bytes(f"hbm.{way}") for way in ("read", "write", "atomic"))
+        assert found["tensor"] == pytest.approx(counted.flops_matmul, rel=1e-6), counted.name
+        assert found["exp"] == pytest.approx(counted.exp, rel=1e-6), counted.name
+        assert found["copy"] == pytest.approx(moved, rel=0.02), counted.name
+
+
+def widest(algorithm: str) -> int:
+    """The widest heads that its kernels take, in whole boxes."""
+    return fl.CATALOGUE[algorithm].support.head_dims[-1] & ~63
+
+
+@pytest.mark.parametrize("algorithm", BACKWARD)
+@pytest.mark.parametrize("shared", [1, 4])
+def test_a_backward_pass_does_what_is_counted(algorithm: str, shared: int, monkeypatch: pytest.MonkeyPatch):
+    does_what_is_counted(algorithm, shared, monkeypatch)
+
+
+@pytest.mark.parametrize("bug", ["a product", "additions", "heads of a group", "exponentials"])
+def test_a_backward_pass_that_leaves_something_out_is_found(bug: str, monkeypatch: pytest.MonkeyPatch):
+    def nothing(*given: Any, **named: Any) -> Iterator[Any]:
+        yield from ()
+
+    if bug == "a product":
+        whole = flash3_backward.Product.of
+        without = lambda *given, **named: whole(*given, **named).times(0 if named.get("in_registers") else 1)  # noqa: E731
+        monkeypatch.setattr(flash3_backward.Product, "of", staticmethod(without))
+    elif bug == "additions":
+        monkeypatch.setattr(flash3_backward, "add", nothing)
+    elif bug == "exponentials":
+        monkeypatch.setattr(flash3_backward, "vector", nothing)
+    else:
+        alone = order.key_tiles
+        monkeypatch.setattr(
+            flash3_backward,
+            "key_tiles",
+            lambda p, config: alone(p.replace(heads=p.kv_heads), replace(config, constants=())),
+        )
+    with pytest.raises(AssertionError):
+        does_what_is_counted("flash3_backward", 4, monkeypatch)
+
+
+def test_a_dq_is_computed_a_tile_late_and_added_beside_the_next_products():
+    """flash3_backward's first key tile, eight query tiles. Both consumers end a tile before dS of the next one is written."""
+    found: dict[tuple[str, str, str], list[engine.Event]] = defaultdict(list)
+    for event in fl.timeline("flash3_backward", cell(1024, causal=False).replace(len_q=512), device="h200").events:
+        found[event.actor, event.unit, event.name].append(event)
+    of = {(w, name): sorted(found[f"consumer {w}", "tensor", name], key=lambda e: e.start) for w in (0, 1) for name in
+          ("scores", "dp", "dv", "dk", "dq")}  # fmt: skip
+    steps = {"scores": 8, "dp": 8, "dv": 4, "dk": 4, "dq": 8}
+    assert {key: len(events) for key, events in of.items()} == {
+        (w, name): 8 * n for w in (0, 1) for name, n in steps.items()
+    }
+    stored = {w: sorted(found[f"consumer {w}", "sram", "ds"], key=lambda e: e.start) for w in (0, 1)}
+    added = sorted(found["consumer 0", "sram", "add_dq"], key=lambda e: e.start)
+    pieces = len(added) // 8
+    for i in range(1, 8):
+        dq = of[0, "dq"][8 * (i - 1) : 8 * i]
+        assert of[0, "scores"][8 * i].start < dq[0].start < of[0, "dv"][4 * i].start
+        assert max(of[w, "dk"][4 * i - 1].end for w in (0, 1)) <= min(stored[w][i].start for w in (0, 1))
+        assert dq[-1].end <= added[pieces * (i - 1)].start < of[0, "dk"][4 * i + 3].end
+
+
+def test_the_launches_of_a_backward_pass():
+    """Parts of few KV heads are added up, and sinks have a launch. And the algorithms come in the order that they have on a GPU."""
+    p = fl.Problem(
+        batch=1, heads=8, kv_heads=2, len_q=4372, len_kv=6750, head_dim=64, dtype="bfloat16", causal=True, sinks=True
+    )
+    names = [x.name.removeprefix("flash3_backward") for x in fl.timeline("flash3_backward", p, device="h200").launches]
+    assert names == ["_delta", "", "_convert", "_parts", "_sinks"]
+    for first, second in (("flash3_backward", "flash2_backward"), ("flash2_backward", "flash2_backward_deterministic"),
+                          ("flash2_backward", "standard_backward"), ("flash2_backward", "flash1_backward")):  # fmt: skip
+        fast, slow = (
+            fl.timeline(name, cell(2048, 64, causal=False), device="h200").seconds for name in (first, second)
+        )
+        assert fast < slow, (first, second)
+
+
+@pytest.mark.parametrize("algorithm", BACKWARD)
+def test_more_queries_take_a_backward_pass_longer(algorithm: str):
+    p = cell(512, widest(algorithm), causal=False).replace(batch=2, heads=8)
+    took = [fl.timeline(algorithm, p.replace(len_q=n), device="h200").seconds for n in (512, 2048, 8192)]
+    assert took == sorted(took) and took[2] > 2 * took[1]
+
+
+def test_additions_take_longer_where_the_sums_come_from_dram():
+    machine = rates.Rates(fl.DEVICES["h200"], "bfloat16")
+    assert machine.copy(1e6) < machine.reduce(1e6) < machine.reduce(1e6, 0.5) < machine.reduce(1e6, 1.0)
+
+
 def test_actors_wait_for_units_and_barriers():
     sm = SM(record=True)
     ready = sm.barrier(2)
@@ -333,11 +454,19 @@ def test_warpgroups_in_step_are_slower_than_apart(algorithm: str, head_dim: int)
 
 def test_a_long_walk_goes_on_as_a_short_one_did(monkeypatch: pytest.MonkeyPatch):
     """The straight line beside the simulation of every tile."""
-    problems = {name: taken_by(name, cell(16384, causal=False)) for name in ALGORITHMS}
+    problems = {name: taken_by(name, cell(8192, causal=False)) for name in DIFFERENT}
     line = {name: fl.timeline(name, p, device="h200").seconds for name, p in problems.items()}
     monkeypatch.setattr(costs, "LONGEST_WALK", 300)
     for name, p in problems.items():
         assert fl.timeline(name, p, device="h200").seconds == pytest.approx(line[name], rel=0.03), name
+
+
+def test_a_long_walk_through_masked_tiles_goes_on_as_a_short_one_did(monkeypatch: pytest.MonkeyPatch):
+    """In a window, a block of a backward pass walks over the queries of 16 heads, and the mask cuts through nearly all."""
+    p = fl.Problem(batch=1, heads=16, kv_heads=1, len_q=1024, head_dim=128, dtype="bfloat16", window=(300, 0))
+    line = fl.timeline("flash2_backward", p, device="h200").seconds
+    monkeypatch.setattr(costs, "MOST_MASKED", 10**6)
+    assert fl.timeline("flash2_backward", p, device="h200").seconds == pytest.approx(line, rel=0.01)
 
 
 # blocks over SMs
@@ -457,7 +586,7 @@ def test_groups_that_are_not_alike_are_found(bug: str, monkeypatch: pytest.Monke
             groups_are_whole(p, tile)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", DIFFERENT)
 @pytest.mark.parametrize("causal", [False, True])
 def test_groups_take_as_long_as_what_they_stand_for(algorithm: str, causal: bool, monkeypatch: pytest.MonkeyPatch):
     p = taken_by(algorithm, cell(16384, causal=causal)).replace(len_q=32768)
@@ -466,7 +595,7 @@ def test_groups_take_as_long_as_what_they_stand_for(algorithm: str, causal: bool
     assert fl.timeline(algorithm, p, device="h200").seconds == pytest.approx(listed, rel=0.005)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", DIFFERENT)
 def test_any_length_is_predicted_in_as_many_steps(algorithm: str, monkeypatch: pytest.MonkeyPatch):
     """Blocks dealt out, units simulated or looked at, and pieces of work of an SM."""
     steps = 0

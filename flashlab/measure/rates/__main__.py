@@ -167,6 +167,28 @@ def bandwidths(m: Machine) -> list[Row]:
     return rows
 
 
+def reductions(m: Machine) -> list[Row]:
+    """Bytes per clock and SM that reductions add, 16 per lane: by one SM alone, by all of them, by all to what comes from
+    DRAM, and by all while they load twice as many bytes.
+
+    If additions and loads take turns at the L2, the last one is as low as both times together make it.
+    """
+    cp = m.cp
+    rows: list[Row] = []
+    data, big = cp.zeros(16 * MB, "u1"), cp.zeros(2048 * MB, "u1")
+    for name, blocks, memory, loads in (
+        ("reductions_of_one", 1, data, 0),
+        ("reductions_of_all", m.sms, data, 0),
+        ("reductions_of_all_from_dram", m.sms, big, 0),
+        ("reductions_beside_loads", m.sms, data, 2),
+    ):
+        rounds, once = 224, LANES // 2 * CHAINS * 16  # of the big one, each block adds to bytes of its own
+        given = cp.uint64(memory.data.ptr), cp.int64(memory.size), cp.int32(loads)
+        clocks = m.clocks("reductions", rounds, *given, m.sink, blocks=blocks)
+        rows.append({"what": name, "unit": "bytes / clock", "value": once * rounds / clocks})
+    return rows
+
+
 def products(m: Machine) -> list[Row]:
     """The tensor cores' FLOPs per clock and SM, by instruction and by how many warps issue it."""
     cp = m.cp
@@ -413,7 +435,7 @@ KIND = Kind(
 
 def main() -> None:
     m = Machine()
-    parts = (throughputs, latencies, bandwidths, products, softmax, instructions_beside_products, turnover)
+    parts = (throughputs, latencies, bandwidths, reductions, products, softmax, instructions_beside_products, turnover)
     rows = [row for part in parts for row in part(m)]
     for row in rows:
         print(row)

@@ -183,6 +183,34 @@ __global__ void global_bandwidth(long long* clocks, int rounds, const char* data
   if (sum == 12345) *sink = sum;
 }
 
+// Each warp adds 512 bytes in a row, as the backward passes add to the sums of dQ. Every block starts at a place of its own. The second
+// half of a block's warps loads meanwhile, `loads` times as many bytes as the first half adds: do both take the same turns of the L2?
+__global__ void reductions(long long* clocks, int rounds, char* data, long long bytes, int loads, unsigned* sink) {
+  const int half = blockDim.x / 2, lane = threadIdx.x % half;
+  const bool adds = threadIdx.x < half;
+  const int times = adds ? rounds : rounds * loads;
+  unsigned sum = 0;
+  long long at = (blockIdx.x * (bytes / gridDim.x) / 512 * 512 + lane * 16) % bytes;
+  timed(clocks, [&] {
+    for (int n = 0; n < times; ++n)
+#pragma unroll
+      for (int i = 0; i < CHAINS; ++i) {
+        if (adds) {
+          add_global(data + at, make_float4(0, 0, 0, 0));
+        } else {
+          uint4 x;
+          asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(data + at));
+          sum += x.x ^ x.y ^ x.z ^ x.w;
+        }
+        at += half * 16;
+        if (at >= bytes) at -= bytes;
+      }
+    __threadfence();  // until all additions have arrived
+  });
+  if (sum == 12345) *sink = sum;
+}
+
 // Boxes of 128 rows of 128 bytes by the copy engine (TMA), `in_flight` of them at a time. A block reads its own boxes.
 __global__ void boxes(long long* clocks, int rounds, const __grid_constant__ TensorMap map, int in_flight, int all) {
   constexpr int BYTES = 128 * 128;

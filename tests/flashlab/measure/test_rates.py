@@ -42,6 +42,13 @@ def test_what_is_asked_is_there(compiled: nvrtc.Compiled):
         assert registers[name] >= least, name
 
 
+@pytest.mark.nvrtc
+def test_reductions_are_vectors(compiled: nvrtc.Compiled):
+    """A turn has eight of them, unrolled, and eight loads. Nothing comes back."""
+    opcodes = Counter(word & 0xFFF for word, _ in struct.iter_unpack("<QQ", machine_code(compiled.image, "reductions")))
+    assert opcodes[0x9A6] == 8 and opcodes[0x981] == 8, opcodes
+
+
 def machine_code(cubin: bytes, kernel: str) -> bytes:
     """The section .text.<kernel> of an ELF file of 64 bits."""
     (first,) = struct.unpack_from("<Q", cubin, 0x28)
