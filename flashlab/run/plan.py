@@ -27,7 +27,7 @@ from simulator.names import AnyBackend, DeviceName
 from simulator.operations.operation import Operation
 from simulator.problem import WIDTH, Problem, Tile, round_up
 from simulator.program import Program
-from simulator.programs import flash3_paged, flash_decoding
+from simulator.programs import flash3_backward_deterministic, flash3_paged, flash_decoding
 from simulator.simulate import TileLike, run_on_data
 from simulator.support import MOST_BLOCKS
 
@@ -53,7 +53,7 @@ APART = False
 _ONE_ORDER = " in one order"
 _FASTEST = {
     "attention": ("flash_decoding", "flash3", "flash2"),
-    "backward": ("flash3_backward", "flash3_backward_wide", "flash2_backward"),
+    "backward": ("flash3_backward_deterministic", "flash3_backward", "flash3_backward_wide", "flash2_backward"),
     "backward in one order": ("flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward_deterministic"),
     "paged attention": ("flash3_paged", "paged"),
     "latent attention": ("mla_hopper", "mla"),
@@ -61,6 +61,7 @@ _FASTEST = {
 }
 
 _PAYS: dict[str, Callable[[Problem, Device], bool]] = {
+    "flash3_backward_deterministic": flash3_backward_deterministic.pays,
     "flash3_paged": flash3_paged.pays,
     "flash_decoding": flash_decoding.pays,
 }
@@ -444,7 +445,8 @@ def fastest(
     names = _FASTEST[operation.name + _ONE_ORDER * one_order]
     asked = None if tile is None else Tile.parse(tile)
     takes = [name for name in names if not catalogue.get(name).refuses(problem, device, asked)]
-    return next((name for name in takes if _PAYS.get(name, _always)(problem, device)), [*takes, names[-1]][0])
+    pays = {} if one_order else _PAYS
+    return next((name for name in takes if pays.get(name, _always)(problem, device)), [*takes, names[-1]][0])
 
 
 def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool = False) -> str | Program:

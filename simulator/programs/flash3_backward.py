@@ -191,11 +191,13 @@ def heads_in_turn(problem: Problem, device: Device) -> int:
 
     A block begins to add later than the one before it, by the time that a turn takes to be passed on. So fewer key tiles of
     each head run at once. All of them go over its queries in step, and find Q and dO in the L2 even where those of all heads
-    don't fit. Under a causal mask each group of heads begins anew, and is late anew: then it has as many heads as share the L2.
+    don't fit. Under a causal mask each group of heads begins anew, and is late anew: then it has as many heads as share the L2,
+    and no fewer narrow ones than twice as many.
     """
     kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
     least = min(kv_heads, -(-device.sms // AT_ONCE))
     if triangular(problem):
+        least *= 2 if problem.head_dim <= PANEL else 1
         least = max(least, heads_that_share_the_l2(problem, device) // members)
     return members * next((n for n in range(least, kv_heads + 1) if kv_heads % n == 0), 1)
 

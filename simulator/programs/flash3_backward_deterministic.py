@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from simulator.block import Block
+from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, Walk
@@ -15,8 +16,14 @@ from simulator.program import program
 from simulator.programs import flash3_backward as unordered
 from simulator.programs.dropout import of_kept
 from simulator.programs.flash2_backward import prepare
+from simulator.programs.flash3 import triangular
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
+
+FEW = 10
+"""Under a causal mask so many key tiles of a head cost no time by their turns, about."""
+LATE = 1.5
+"""Without a mask, so many visits of an SM for each pair of a head's key tiles are enough, about."""
 
 
 class InTurn(unordered.Turns):
@@ -90,6 +97,26 @@ def _widened(block: Block, part: Registers, cols: int) -> Registers:
 
 
 configure = partial(unordered.configure, in_turn=True)
+
+
+def pays(problem: Problem, device: Device) -> bool:
+    """Is it faster than `flash3_backward`, which sets the sums to 0 first and rounds them in a launch of its own?
+
+    What those launches cost is the smaller a share, the more key tiles a head has. And the last key tile of a head is the later,
+    the more there are before it. So without a mask, the square of their number counts, beside all visits of query tiles that an
+    SM makes. Under a causal mask, few key tiles cost next to nothing.
+
+    >>> from simulator import DEVICES
+    >>> p = Problem(batch=16, heads=16, len_q=1024, head_dim=128, dtype="bfloat16")
+    >>> [pays(p.replace(batch=n, causal=causal), DEVICES["h200"]) for causal in (False, True) for n in (16, 4)]
+    [True, False, True, True]
+    """
+    p, tile = problem, unordered.choose_tile(problem)
+    tiles = p.key_tiles(tile)
+    if triangular(p):
+        return tiles <= FEW
+    visits = p.batch * p.heads * p.row_tiles(tile) * tiles / device.sms
+    return p.left is None and p.right is None and p.queries_per_kv == 1 and visits >= LATE * tiles**2
 
 
 @program(configure=configure, operation=BACKWARD)

@@ -198,7 +198,9 @@ def test_three_launches_on_the_gpu(cupy: FakeCupy, on_gpu: Any, head_dim: int) -
 @pytest.mark.parametrize(
     ("changed", "fastest"),
     [
-        ({}, "flash3_backward"),
+        ({}, "flash3_backward_deterministic"),
+        ({"len_kv": 1500}, "flash3_backward"),
+        ({"causal": False}, "flash3_backward"),
         ({"head_dim": 136}, "flash3_backward_wide"),
         ({"dtype": "float32"}, "flash2_backward"),
         ({"lengths": [7, (20, 33), (13, 10)]}, "flash3_backward"),
