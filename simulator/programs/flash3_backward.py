@@ -178,7 +178,7 @@ def heads_side_by_side(problem: Problem, device: Device) -> int:
 
     >>> from simulator import DEVICES
     >>> p = Problem(batch=16, heads=16, len_q=1024, head_dim=128, dtype="bfloat16", causal=True)
-    >>> heads_side_by_side(p, DEVICES["h200"]), heads_in_turn(p, DEVICES["h200"])
+    >>> heads_side_by_side(p, DEVICES["h200"]), heads_in_turn(p, DEVICES["h200"], Tile(64, 128))
     (8, 32)
     """
     kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
@@ -186,53 +186,23 @@ def heads_side_by_side(problem: Problem, device: Device) -> int:
     return members * next(n for n in range(most, 0, -1) if kv_heads % n == 0)
 
 
-def heads_in_turn(problem: Problem, device: Device) -> int:
-    """The same where blocks take turns: no fewer than `AT_ONCE` asks for.
+def heads_in_turn(problem: Problem, device: Device, tile: Tile) -> int:
+    """The same where blocks take turns.
 
-    A block begins to add later than the one before it, by the time that a turn takes to be passed on. So fewer key tiles of
-    each head run at once. All of them go over its queries in step, and find Q and dO in the L2 even where those of all heads
-    don't fit. Under a causal mask each group of heads begins anew, and is late anew: then it has as many heads as share the L2,
-    and no fewer narrow ones than twice as many.
+    A block begins to add later than the one before it, by the time that a turn takes to be passed on. So no more key tiles of
+    each head run at once than `AT_ONCE` asks for. All of them go over its queries in step, and find Q and dO in the L2 even where
+    those of all heads don't fit. But key tiles of a long head come in many rounds, and each reads all of that again: no more heads
+    run side by side than have two rounds of blocks together. Under a causal mask each group of heads begins anew, and is late
+    anew: then it has as many heads as share the L2, and no fewer than `AT_ONCE` asks for, or twice as many narrow ones.
     """
     kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
-    least = min(kv_heads, -(-device.sms // AT_ONCE))
+    least = -(-device.sms // AT_ONCE)
     if triangular(problem):
         least *= 2 if problem.head_dim <= PANEL else 1
         least = max(least, heads_that_share_the_l2(problem, device) // members)
-    return members * next((n for n in range(least, kv_heads + 1) if kv_heads % n == 0), 1)
-
-
-def fit(
-    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None, *, in_turn: bool = False
-) -> tuple[Tile, int]:
-    """The tile, and two stages of Q and dO, or one if two don't fit. Raises `SramOverflow` if no configuration fits."""
-    chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
-    # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway
-    smaller = [(Tile(64, 64), 1), (Tile(16, 16), 1)] if tile is None else []
-    candidates = [(chosen, 2), (chosen, 1), *smaller]
-    for chosen, stages in candidates:
-        if sram_bytes(problem, chosen, stages, in_turn=in_turn) <= device.sram_per_block:
-            return chosen, stages
-    chosen, stages = candidates[-1]
-    needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
-    raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
-
-
-def configure_rung(
-    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, producers: int = 1
-) -> Config:
-    """The configuration of a rung: a block per key tile, in plain order, with further `producers` or none."""
-    chosen, stages = fit(problem, device, tile)
-    consumers = max(1, chosen.cols // KEYS)
-    return Config(
-        tile=chosen,
-        warps=4 * (consumers + producers),
-        stages=stages,
-        consumers=consumers,
-        blocks_per_sm=1,
-        heads_together=problem.queries_per_kv,
-        constants=features(problem),
-    )
+    else:
+        least = min(least, max(1, 2 * device.sms // max(1, problem.key_tiles(tile))))
+    return members * next((n for n in range(min(kv_heads, least), kv_heads + 1) if kv_heads % n == 0), 1)
 
 
 def configure(
@@ -256,7 +226,7 @@ def configure(
         stages=stages,
         consumers=consumers,
         blocks_per_sm=1,
-        heads_together=heads_in_turn(problem, device) if in_turn else heads_side_by_side(problem, device),
+        heads_together=heads_in_turn(problem, device, chosen) if in_turn else heads_side_by_side(problem, device),
         constants=(
             *([("IN_TURN", 1)] if in_turn else []),
             *([("PARTS", parts)] if parts > 1 else []),

@@ -16,7 +16,7 @@ from simulator.program import program
 from simulator.programs import flash3_backward as unordered
 from simulator.programs.dropout import of_kept
 from simulator.programs.flash2_backward import prepare
-from simulator.programs.flash3 import triangular
+from simulator.programs.flash3 import PANEL, triangular
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
@@ -24,6 +24,8 @@ FEW = 10
 """Under a causal mask so many key tiles of a head cost no time by their turns, about."""
 LATE = 1.5
 """Without a mask, so many visits of an SM for each pair of a head's key tiles are enough, about."""
+LATE_NARROW = 6
+"""The same at head dims up to 64."""
 
 
 class InTurn(unordered.Turns):
@@ -104,7 +106,8 @@ def pays(problem: Problem, device: Device) -> bool:
 
     What those launches cost is the smaller a share, the more key tiles a head has. And the last key tile of a head is the later,
     the more there are before it. So without a mask, the square of their number counts, beside all visits of query tiles that an
-    SM makes. Under a causal mask, few key tiles cost next to nothing.
+    SM makes. (They count less at narrow heads, whose blocks are persistent in `flash3_backward`.) Under a causal mask, few key
+    tiles cost next to nothing.
 
     >>> from simulator import DEVICES
     >>> p = Problem(batch=16, heads=16, len_q=1024, head_dim=128, dtype="bfloat16")
@@ -116,7 +119,12 @@ def pays(problem: Problem, device: Device) -> bool:
     if triangular(p):
         return tiles <= FEW
     visits = p.batch * p.heads * p.row_tiles(tile) * tiles / device.sms
-    return p.left is None and p.right is None and p.queries_per_kv == 1 and visits >= LATE * tiles**2
+    return (
+        p.left is None
+        and p.right is None
+        and p.queries_per_kv == 1
+        and visits >= (LATE_NARROW if p.head_dim <= PANEL else LATE) * tiles**2
+    )
 
 
 @program(configure=configure, operation=BACKWARD)
