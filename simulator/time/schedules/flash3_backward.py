@@ -49,7 +49,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 
 def drifting(name: str, block: Callable[[C], Block], c: C, problem: Problem, config: Config) -> Launch:
-    """A main launch, one block per SM. Nothing arranges turns of its consumers: only by chance they do the same at a time."""
+    """A main launch, one block per SM. Nothing arranges turns of its consumers: chance puts them in step, or doesn't."""
 
     def in_step(blocks: int) -> Block:
         return block(c.in_step())

@@ -49,12 +49,12 @@ class _InTurn(Cycles):
         first = sum(n > 1 for n in visits) / pairs  # and as many last ones, which read the sum
         last, found = sum(n > 0 for n in visits) / pairs, _found_in_dram(p, config, rates, len(visits) / pairs)
         middle = max(0.0, 1 - first - last)
-        cold = min(1.0, (found - len(visits) / pairs) / middle) if middle else 0.0
+        cold = min(1.0, max(0.0, found - len(visits) / pairs) / middle) if middle else 0.0  # the first one stores
         self.read = first  # the share of visits that wait for the sum
         self.port = rates.sram((1 + first - last) * part + last * dq)
         self.added = (
             rates.copy(first * part, dram=1)
-            + rates.reduce(middle * part, max(0.0, cold))
+            + rates.reduce(middle * part, cold)
             + rates.copy(first * part)
             + rates.copy(last * dq, dram=1)
         )
@@ -70,7 +70,7 @@ def _found_in_dram(problem: Problem, config: Config, rates: Rates, first: float)
     boxes, boxes_v = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     if heads * p.len_q * (boxes * (p.itemsize + 4) + boxes_v * p.itemsize) <= rates.device.l2 / 2:
         return min(1.0, first)
-    return min(1.0, max(first, heads / rates.device.sms))
+    return min(1.0, max(first, heads // p.queries_per_kv * config.parts / rates.device.sms))
 
 
 class _Shared(Shared):
