@@ -102,6 +102,9 @@ from simulator.time.schedules import flash3_1 as flash3_1_schedule
 from simulator.time.schedules import flash3_2 as flash3_2_schedule
 from simulator.time.schedules import flash3_3 as flash3_3_schedule
 from simulator.time.schedules import flash3_backward as flash3_backward_schedule
+from simulator.time.schedules import flash3_backward_1 as flash3_backward_1_schedule
+from simulator.time.schedules import flash3_backward_2 as flash3_backward_2_schedule
+from simulator.time.schedules import flash3_backward_3 as flash3_backward_3_schedule
 from simulator.time.schedules import flash3_backward_deterministic as flash3_backward_deterministic_schedule
 from simulator.time.schedules import flash3_backward_wide as flash3_backward_wide_schedule
 from simulator.time.schedules import flash3_fp8 as flash3_fp8_schedule
@@ -285,7 +288,9 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
 
 
-def _backward_rung(name: str, program: Program, about: Mapping[str, Mapping[str, str]], follows: str) -> Algorithm:
+def _backward_rung(
+    name: str, program: Program, schedule: Schedule, about: Mapping[str, Mapping[str, str]], follows: str
+) -> Algorithm:
     """A rung of the backward pass for Hopper. All of them move the same bytes, and have flash3_backward's first and last launch."""
     file, arch = "flash3_backward", "sm_90a"
     kernels = (
@@ -294,7 +299,7 @@ def _backward_rung(name: str, program: Program, about: Mapping[str, Mapping[str,
         Kernel(file, "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch=arch),
     )
     formula = flash3_backward_formula.rung(name)
-    return Algorithm(name, program, formula, None, kernels, _BACKWARD_RUNG, about, follows, ("dq",))
+    return Algorithm(name, program, formula, schedule, kernels, _BACKWARD_RUNG, about, follows, ("dq",))
 
 
 def _decoding(scales: bool, ragged: bool) -> Kernel:
@@ -501,9 +506,18 @@ CATALOGUE = {
             Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward"),
             flash2_backward_deterministic_program.ABOUT, "flash2_backward",
         ),
-        _backward_rung("flash3_backward_1", flash3_backward_1, flash3_backward_1_program.ABOUT, "flash2_backward"),
-        _backward_rung("flash3_backward_2", flash3_backward_2, flash3_backward_2_program.ABOUT, "flash3_backward_1"),
-        _backward_rung("flash3_backward_3", flash3_backward_3, flash3_backward_3_program.ABOUT, "flash3_backward_2"),
+        _backward_rung(
+            "flash3_backward_1", flash3_backward_1, flash3_backward_1_schedule.launches, flash3_backward_1_program.ABOUT,
+            "flash2_backward",
+        ),
+        _backward_rung(
+            "flash3_backward_2", flash3_backward_2, flash3_backward_2_schedule.launches, flash3_backward_2_program.ABOUT,
+            "flash3_backward_1",
+        ),
+        _backward_rung(
+            "flash3_backward_3", flash3_backward_3, flash3_backward_3_schedule.launches, flash3_backward_3_program.ABOUT,
+            "flash3_backward_2",
+        ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, flash3_backward_schedule.launches,
             _hopper_backward(), _HOPPER_BACKWARD,

@@ -55,14 +55,15 @@ def gradients() -> str:
         "| kernel | head dim | GPU | cells | 1k | 4k | 16k | all | bias | predicted blind |",
         "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    first, shown_before = blind.blind_gradients(), set[str]()
+    shown_before = set[str]()
     for device in (blind.DEVICE, "h100"):
+        first = blind.blind_gradients(device)
         groups: dict[tuple[str, int], list[blind.Beside]] = {}
         for r in blind.gradients(device, without=shown_before):
             groups.setdefault((r.cell.algorithm, r.cell.head_dim), []).append(r)
         shown_before |= {name for name, _ in groups}
         for (name, dim), group in sorted(groups.items()):
-            before = [r for r in first if (r.cell.algorithm, r.cell.head_dim) == (name, dim) and device == blind.DEVICE]
+            before = [r for r in first if (r.cell.algorithm, r.cell.head_dim) == (name, dim)]
             parts = [[r for r in group if r.cell.length == n] for n in (1024, 4096, 16384)]
             shown = [f"{blind.mean_error(part):.1%}" if part else "" for part in (*parts, group, before)]
             bias = statistics.fmean(r.error for r in group)

@@ -1,7 +1,7 @@
 """The model of time beside what was measured: predictions as data, and the errors.
 
-    python -m flashlab.measure.blind predict SET    # cells that aren't measured yet, into docs/results/blind/predictions
-    python -m flashlab.measure.blind measure FILE   # the cells of such a file, on a GPU, into docs/results
+    python -m flashlab.measure.blind predict SET [h100]   # cells not measured yet, into docs/results/blind/predictions
+    python -m flashlab.measure.blind measure FILE         # the cells of such a file, on a GPU, into docs/results
 
 Measured cells are those of `flashlab bench`: 16,384 tokens in all, hidden size 2048. `docs/_site/time_model.py` draws
 docs/time.md from them.
@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -37,8 +37,13 @@ DEVICE: DeviceName = "h200"
 FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
 PREDICTION_FP8 = "fp8_h200_2026-11-21.json"
 PREDICTION_BACKWARD = "backward_h200_2026-11-27.json"
-KERNELS_OF = "2026-11-27"
-"""Since this day the backward passes have the kernels that the model has. Older measurements are of others."""
+PREDICTIONS_OF_GRADIENTS: Mapping[DeviceName, tuple[str, ...]] = {
+    "h200": (PREDICTION_BACKWARD, "climb_h200_2026-11-27.json"),
+    "h100": ("climb_h100_2026-11-27.json",),
+}
+"""By device. What a later file says of a cell is of the kernel as it is now."""
+KERNELS_OF, KERNEL_OF = "2026-11-27", {"flash3_backward_deterministic": "2026-11-27T04:17:48Z"}
+"""Since then the backward passes have the kernels that the model has: all, and some by name. Older measurements are of others."""
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
@@ -140,10 +145,10 @@ def gradients(device: DeviceName = DEVICE, without: Collection[str] = ()) -> lis
     return [Beside(cell, cell.predicted(device), *found) for cell, found in timed if cell.algorithm not in without]
 
 
-def blind_gradients() -> list[Beside]:
+def blind_gradients(device: DeviceName = DEVICE) -> list[Beside]:
     """The backward passes as they were predicted before the schedules' author opened their measurements, beside these."""
-    before = said(PREDICTION_BACKWARD)
-    return [Beside(cell, before[cell], *found) for cell, found in _timed_gradients(DEVICE).items() if cell in before]
+    before = {cell: time for file in PREDICTIONS_OF_GRADIENTS[device] for cell, time in said(file).items()}
+    return [Beside(cell, before[cell], *found) for cell, found in _timed_gradients(device).items() if cell in before]
 
 
 def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
@@ -155,7 +160,8 @@ def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
                 continue
             for row in result.data["rows"]:
                 name = row["kernel"] or row["peer"] or result.data["algorithm"]
-                if name in fl.CATALOGUE and fl.CATALOGUE[name].operation is BACKWARD:
+                known = name in fl.CATALOGUE and fl.CATALOGUE[name].operation is BACKWARD
+                if known and result.content["date"] >= KERNEL_OF.get(name, KERNELS_OF):
                     cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
                     found[cell] = row["milliseconds"], kind
     return found
@@ -263,25 +269,39 @@ def backward() -> list[Cell]:
     ]
 
 
-SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight, "drawn": drawn, "fresh": fresh, "backward": backward}
+def climb() -> list[Cell]:
+    """The rungs of the backward pass for Hopper, and the kernel with dQ in one order, where the ladder times them."""
+    names = *ladder("flash3_backward", "flash3_backward_1")[:-1], "flash3_backward_deterministic"
+    return [
+        Cell(name, "bfloat16", dim, causal, length)
+        for name in names
+        for dim in (64, 128)
+        for causal in (False, True)
+        for length in (1024, 4096, 16384)
+    ]
+
+
+SETS = {
+    "lengths": lengths, "rungs": rungs, "fp8": eight, "drawn": drawn, "fresh": fresh, "backward": backward, "climb": climb,
+}  # fmt: skip
 """What `predict` can be asked for."""
 
 
-def predict(name: str) -> dict[str, Any]:
+def predict(name: str, device: DeviceName = DEVICE) -> dict[str, Any]:
     """The content of a set's prediction file."""
     model = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "simulator/time"]
     commit = subprocess.run(model, capture_output=True, text=True, check=True).stdout.strip()
     return {
         "schema": 1,
         "kind": "prediction",
-        "device": DEVICE,
+        "device": device,
         "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "command": f"python -m flashlab.measure.blind predict {name}",
+        "command": f"python -m flashlab.measure.blind predict {name}{f' {device}' if device != DEVICE else ''}",
         "constants": {constant: getattr(rates, constant) for constant in CONSTANTS},
         "set_on": SET_ON,
         "rows": [
-            {**vars(cell), "milliseconds": (ms := cell.predicted()), "tflops": cell.tera / ms * 1e3}
+            {**vars(cell), "milliseconds": (ms := cell.predicted(device)), "tflops": cell.tera / ms * 1e3}
             for cell in SETS[name]()
         ],
     }
@@ -401,14 +421,14 @@ def _shown(cells: Iterable[speed.Cell]) -> Iterable[speed.Cell]:
 def main(what: str, *files: str) -> None:
     if what == "measure" and len(files) == 1:
         print(measure(files[0]))
-    elif what == "predict" and len(files) == 1 and files[0] in SETS:
-        content = predict(files[0])
-        path = PREDICTIONS / f"{files[0]}_{DEVICE}_{content['date'][:10]}.json"
+    elif what == "predict" and len(files) in (1, 2) and files[0] in SETS:
+        content = predict(files[0], *cast("tuple[DeviceName, ...]", files[1:]))
+        path = PREDICTIONS / f"{files[0]}_{content['device']}_{content['date'][:10]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(path.relative_to(ROOT))
     else:
-        sys.exit(f"usage: python -m flashlab.measure.blind predict {' | '.join(SETS)}; measure FILE")
+        sys.exit(f"usage: python -m flashlab.measure.blind predict {' | '.join(SETS)} [DEVICE]; measure FILE")
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ import flashlab as fl
 from simulator.time import beside, costs, engine, order, prediction, rates, schedule
 from simulator.time.engine import SM, UNITS
 from simulator.time.launch import Work, rows_inside
-from simulator.time.schedules import flash2, flash3_backward, flash3_fp8
+from simulator.time.schedules import flash2, flash3_backward, flash3_backward_deterministic, flash3_fp8
 from tests.simulator.problems import taken_by
 
 ALGORITHMS = tuple(name for name, row in fl.CATALOGUE.items() if row.schedule)
-DIFFERENT = tuple(name for name in ALGORITHMS if not name.endswith("_deterministic"))
-"""Without those that walk and wait as another one does, but for turns."""
+DIFFERENT = tuple(name for name in ALGORITHMS if not name.endswith(("_deterministic", "backward_1", "backward_2")))
+"""Without those that walk as another one does."""
 
 problems = st.builds(
     fl.Problem,
@@ -331,6 +331,34 @@ def test_a_dq_is_computed_a_tile_late_and_added_beside_the_next_products():
         assert dq[-1].end <= added[pieces * (i - 1)].start < of[0, "dk"][4 * i + 3].end
 
 
+@pytest.mark.parametrize("rung", [1, 2])
+def test_a_dq_waits_for_both_consumers_in_the_lower_rungs(rung: int):
+    """And S and dP are waited for together: no exponential before dP is done."""
+    name = f"flash3_backward_{rung}"
+    found: dict[tuple[str, str, str], list[engine.Event]] = defaultdict(list)
+    for event in fl.timeline(name, cell(1024, causal=False).replace(len_q=512), device="h200").events:
+        found[event.actor, event.unit, event.name].append(event)
+    of = {key: sorted(events, key=lambda e: e.start) for key, events in found.items()}
+    loader = "consumer 0" if rung == 1 else "producer"
+    assert {actor for actor, _, name in of if name == "load_q"} == {loader}
+    for w in (0, 1):
+        dp, exp, dq = (
+            of[f"consumer {w}", unit, name] for unit, name in (("tensor", "dp"), ("exp", "exp"), ("tensor", "dq"))
+        )
+        for i in range(8):
+            assert dp[8 * i + 7].end <= exp[8 * i].start
+            assert max(of[f"consumer {other}", "sram", "ds"][i].end for other in (0, 1)) <= dq[8 * i].start
+
+
+def test_turns_take_time_and_cheaper_additions_save_some(monkeypatch: pytest.MonkeyPatch):
+    p = cell(4096, causal=False)
+    ordered, any_order = (fl.timeline(f"flash3_backward{x}", p, device="h200") for x in ("_deterministic", ""))
+    assert [x.name.removeprefix("flash3_backward") for x in ordered.launches] == ["_delta", ""]
+    assert ordered.launches[0].seconds < any_order.launches[0].seconds
+    monkeypatch.setattr(flash3_backward_deterministic, "L2_LATENCY", 5000.0)
+    assert fl.timeline("flash3_backward_deterministic", p, device="h200").seconds > 1.2 * ordered.seconds
+
+
 def test_the_launches_of_a_backward_pass():
     """Parts of few KV heads are added up, and sinks have a launch. And the algorithms come in the order that they have on a GPU."""
     p = fl.Problem(
@@ -338,7 +366,9 @@ def test_the_launches_of_a_backward_pass():
     )
     names = [x.name.removeprefix("flash3_backward") for x in fl.timeline("flash3_backward", p, device="h200").launches]
     assert names == ["_delta", "", "_convert", "_parts", "_sinks"]
-    for first, second in (("flash3_backward", "flash2_backward"), ("flash2_backward", "flash2_backward_deterministic"),
+    for first, second in (("flash3_backward", "flash3_backward_3"), ("flash3_backward_3", "flash3_backward_2"),
+                          ("flash3_backward_3", "flash3_backward_1"),
+                          ("flash3_backward_1", "flash2_backward"), ("flash2_backward", "flash2_backward_deterministic"),
                           ("flash2_backward", "standard_backward"), ("flash2_backward", "flash1_backward")):  # fmt: skip
         fast, slow = (
             fl.timeline(name, cell(2048, 64, causal=False), device="h200").seconds for name in (first, second)

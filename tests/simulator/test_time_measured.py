@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -72,6 +72,22 @@ def test_a_measurement_of_the_kernel_before_is_not_compared(tmp_path: Path, monk
     for date, n in (("2000-01-01T00:00:00Z", len(eight.data["speed"])), ("9999-01-01T00:00:00Z", 0)):
         (tmp_path / time_model.PREDICTION_FP8).write_text(json.dumps({**said, "date": date}), encoding="utf-8")
         assert sum(cell.algorithm == time_model.FP8 for cell, *_ in time_model.measured()) == n
+
+
+def test_rungs_of_the_backward_pass_come_with_their_ladder(monkeypatch: pytest.MonkeyPatch):
+    """Before the blind prediction of that device. Of flash3_backward_deterministic as it was before, nothing counts."""
+    names = ("flash3_backward_1", "flash3_backward_deterministic")
+    row = {"kernel": None, "dtype": "bfloat16", "head_dim": 64, "causal": True, "length": 1024, "milliseconds": 0.5}
+    data = {"algorithm": "flash3_backward", "rows": [{**row, "peer": name} for name in names]}
+    before = time_model.said("climb_h100_2026-11-27.json")
+    for date, expected in (("2026-11-27T01:15:25Z", names[:1]), ("2026-11-28T00:00:00Z", names)):
+        files = {("ladder", "h100"): [SimpleNamespace(condition=None, content={"date": date}, data=data)]}
+        monkeypatch.setattr(results, "find", lambda *_, kind, device, files=files: files.get((kind, device), []))
+        found = time_model.blind_gradients("h100")
+        assert [c.cell.algorithm for c in found] == list(expected)
+        assert [c.cell for c in time_model.gradients("h100")] == [c.cell for c in found]
+        assert all(c.predicted == before[c.cell] and c.measured == 0.5 for c in found)
+        assert [line.split(" | ")[0] for line in drawn.gradients().splitlines()[2:]] == [f"| {x}" for x in expected]
 
 
 def test_the_blind_predictions_are_what_was_committed_then():
@@ -199,8 +215,9 @@ def test_predictions_say_what_they_were_set_on_and_are_plausible(path: Path):
 
 @pytest.mark.parametrize("name", time_model.SETS)
 def test_a_set_is_predicted_as_the_model_is(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(time_model.Cell, "predicted", lambda cell: float(cell.length))  # pyright: ignore
-    content = time_model.predict(name)
+    monkeypatch.setattr(time_model.Cell, "predicted", lambda cell, device: float(cell.length))  # pyright: ignore
+    content = time_model.predict(name, "h100")
+    assert content["device"] == "h100" and content["command"].endswith(" h100")
     assert {time_model.Cell(*list(row.values())[:5]) for row in content["rows"]} == set(time_model.SETS[name]())
     assert all(row["milliseconds"] == row["length"] for row in content["rows"])
     assert content["constants"] == {constant: getattr(rates, constant) for constant in time_model.CONSTANTS}

@@ -69,12 +69,17 @@ def around(name: str, middle: Launch, problem: Problem, config: Config, rates: R
     ]
 
 
-def delta(name: str, problem: Problem, config: Config, rates: Rates, *, rows: int, zeros: int = 0) -> Launch:
-    """The first launch: a block has so many `rows`, and sets so many columns of their sums to 0."""
+def delta(
+    name: str, problem: Problem, config: Config, rates: Rates, *, rows: int, zeros: int = 0, further: float = 0.0
+) -> Launch:
+    """The first launch: a block has so many `rows`, sets so many columns of their sums to 0, and writes so many `further` bytes."""
     p = problem
     inside = min(rows, p.len_q / max(1, -(-p.len_q // rows)))
     loaded = rates.copy(2 * inside * p.head_dim_v * p.itemsize, dram=1)
-    stored, work = rates.copy((inside + rows * zeros) * 4, dram=1), rates.alu(DELTA * rows * padded(p.head_dim_v))
+    stored, work = (
+        rates.copy((inside + rows * zeros) * 4 + further, dram=1),
+        rates.alu(DELTA * rows * padded(p.head_dim_v)),
+    )
 
     def warps(sm: SM) -> Actor:
         yield sm.use("copy", loaded, "delta") + DRAM_LATENCY

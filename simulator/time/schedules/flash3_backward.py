@@ -10,10 +10,10 @@ as many turns of the port as its bytes, because they are the load-store unit's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from simulator.config import Config
 from simulator.problem import Problem, round_up
@@ -39,20 +39,25 @@ DEEP = 16
 WARPS = 4
 """Warps of a consumer. Each reads all of LSE and D."""
 
+C = TypeVar("C", bound="Cycles")
+
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
-    c = Cycles(problem, config, rates)
-
-    def in_step(blocks: int) -> Block:
-        return partial(_block, c=c.in_step())
-
-    # one block per SM; where blocks take turns they draw their key tiles, but each has one
-    main = Launch(
-        "flash3_backward", partial(_block, c=c), key_tiles(problem, config), persistent=config.persistent,
-        dynamic=config.persistent and config.dynamic, in_step=in_step, chance=1 / c.consumers,
-    )  # fmt: skip
+    main = drifting("flash3_backward", lambda c: partial(_block, c=c), Cycles(problem, config, rates), problem, config)
     first, *others = around("flash3_backward", main, problem, config, rates, panel=PANEL)
     return [first, *others[:2], *parts("flash3_backward", problem, config, rates), *others[2:]]
+
+
+def drifting(name: str, block: Callable[[C], Block], c: C, problem: Problem, config: Config) -> Launch:
+    """A main launch, one block per SM. Nothing arranges turns of its consumers: chance puts them in step, or doesn't."""
+
+    def in_step(blocks: int) -> Block:
+        return block(c.in_step())
+
+    return Launch(
+        name, block(c), key_tiles(problem, config), persistent=config.persistent,
+        dynamic=config.persistent and config.dynamic, in_step=in_step, chance=1 / c.consumers,
+    )  # fmt: skip
 
 
 class Product(NamedTuple):
@@ -152,21 +157,34 @@ class Ring:
         self.empty[n % self.stages].arrive()
 
 
-class _Shared:
+class Shared:
     """What the actors of a block share: the rings, the barriers of K and V, and that dS of a tile is written and read."""
 
     def __init__(self, sm: SM, c: Cycles) -> None:
         self.q, self.dout = Ring(sm, c, "load_q", c.q, c.q_filled), Ring(sm, c, "load_do", c.dout, c.do_filled)
         self.kv_full, self.kv_empty, self.ds = sm.barrier(), sm.barrier(c.consumers), sm.barrier(c.consumers)
 
+    def load_kv(self, sm: SM, c: Cycles) -> None:
+        end = sm.use("copy", c.kv, "load_kv")
+        arrive(sm, end, c.kv_filled, "load_kv")
+        self.kv_full.arrive_at(end + BOX_DRAM_LATENCY)
+
+    def add(self, sm: SM, c: Cycles, n: int) -> Actor:
+        """Add dQ of the n-th tile."""
+        del n
+        yield from add(sm, c.port, c.added)
+
 
 def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
-    shared = _Shared(sm, c)
-    consumers = [(f"consumer {w}", _consumer(sm, walk, c, shared)) for w in range(c.consumers)]
-    return [("producer", _producer(sm, walk, c, shared)), *consumers]
+    shared = Shared(sm, c)
+    return [("producer", _producer(sm, walk, c, shared)), *consumers(sm, walk, c, shared)]
 
 
-def _producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: _Shared) -> Actor:
+def consumers(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> list[tuple[str, Actor]]:
+    return [(f"consumer {w}", _consumer(sm, walk, c, shared)) for w in range(c.consumers)]
+
+
+def _producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> Actor:
     """The producer loads the first queries, whose slots are free before those of K and V."""
     n = 0
     for r, work in enumerate(walk):
@@ -179,12 +197,10 @@ def _producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: _Shared) -> Actor
             if i == 0:
                 if r:
                     yield shared.kv_empty.opening(r - 1)
-                end = sm.use("copy", c.kv, "load_kv")
-                arrive(sm, end, c.kv_filled, "load_kv")
-                shared.kv_full.arrive_at(end + BOX_DRAM_LATENCY)
+                shared.load_kv(sm, c)
 
 
-def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: _Shared) -> Actor:
+def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> Actor:
     scores, dp, dq, dv, dk = (sm.barrier() for _ in range(5))
     n = late = 0  # tiles of queries so far, and those whose dQ has been computed beside the next tile's products
     for r, work in enumerate(walk):
@@ -214,7 +230,7 @@ def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: _Shared) -> Actor
                 yield dq.opening(late)
                 late += 1
                 yield sm.now + SS_LATENCY
-                yield from add(sm, c.port, c.added)
+                yield from shared.add(sm, c, n - 1)
             else:
                 sm.start(sm.actor, asked(sm, *both))
             yield dv.opening(n)
@@ -229,7 +245,7 @@ def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: _Shared) -> Actor
             yield shared.ds.opening(n - 1)
             yield from multiply(sm, c.dq, "dq")
             yield sm.now + SS_LATENCY
-            yield from add(sm, c.port, c.added)
+            yield from shared.add(sm, c, n - 1)
         shared.kv_empty.arrive()
         yield from vector(sm, "store_dkv", alu=c.round)
         sm.use("copy", c.stored, "store_dkv")
