@@ -205,6 +205,39 @@ def heads_in_turn(problem: Problem, device: Device, tile: Tile) -> int:
     return members * next((n for n in range(min(kv_heads, least), kv_heads + 1) if kv_heads % n == 0), 1)
 
 
+def fit(
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None, *, in_turn: bool = False
+) -> tuple[Tile, int]:
+    """The tile, and two stages of Q and dO, or one if two don't fit. Raises `SramOverflow` if no configuration fits."""
+    chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
+    # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway
+    smaller = [(Tile(64, 64), 1), (Tile(16, 16), 1)] if tile is None else []
+    candidates = [(chosen, 2), (chosen, 1), *smaller]
+    for chosen, stages in candidates:
+        if sram_bytes(problem, chosen, stages, in_turn=in_turn) <= device.sram_per_block:
+            return chosen, stages
+    chosen, stages = candidates[-1]
+    needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
+    raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+
+
+def configure_rung(
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, producers: int = 1
+) -> Config:
+    """The configuration of a rung: a block per key tile, in plain order, with further `producers` or none."""
+    chosen, stages = fit(problem, device, tile)
+    consumers = max(1, chosen.cols // KEYS)
+    return Config(
+        tile=chosen,
+        warps=4 * (consumers + producers),
+        stages=stages,
+        consumers=consumers,
+        blocks_per_sm=1,
+        heads_together=problem.queries_per_kv,
+        constants=features(problem),
+    )
+
+
 def configure(
     problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, in_turn: bool = False
 ) -> Config:

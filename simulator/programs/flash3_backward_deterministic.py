@@ -119,12 +119,8 @@ def pays(problem: Problem, device: Device) -> bool:
     if triangular(p):
         return tiles <= FEW
     visits = p.batch * p.heads * p.row_tiles(tile) * tiles / device.sms
-    return (
-        p.left is None
-        and p.right is None
-        and p.queries_per_kv == 1
-        and visits >= (LATE_NARROW if p.head_dim <= PANEL else LATE) * tiles**2
-    )
+    enough = (LATE_NARROW if p.head_dim <= PANEL else LATE) * tiles**2
+    return p.left is None and p.right is None and p.queries_per_kv == 1 and visits >= enough
 
 
 @program(configure=configure, operation=BACKWARD)
