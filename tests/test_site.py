@@ -158,13 +158,21 @@ def test_a_font_from_a_network_is_found(tmp_path: Path):
     assert len(list(problems(tmp_path))) == 1
 
 
-@pytest.mark.parametrize("bad", ["[gone](gone.md)", "[gone](#gone)", "```{nonsense}\n```", "![gone](gone.png)"])
-def test_a_warning_is_an_error(bad: str, tmp_path: Path):
-    (tmp_path / "index.md").write_text(f"# Index\n\n{bad}\n", encoding="utf-8")
+BAD = ["[gone](gone.md)", "[gone](#gone)", "```{nonsense}\n```", "![gone](gone.png)"]
+
+
+def test_a_warning_is_an_error(tmp_path: Path):
+    """Of each bad line, on a page of its own."""
+    pages = [f"bad{n}" for n in range(len(BAD))]
+    (tmp_path / "index.md").write_text(
+        "\n".join(["# Index", "", "```{toctree}", *pages, "good", "```", ""]), encoding="utf-8"
+    )
+    for page, bad in [*zip(pages, BAD, strict=True), ("good", "good")]:
+        (tmp_path / f"{page}.md").write_text(f"# Page\n\n{bad}\n", encoding="utf-8")
     (tmp_path / "conf.py").write_text("extensions = ['myst_nb']\nmyst_heading_anchors = 3\n", encoding="utf-8")
     done = sphinx(tmp_path, tmp_path / "out")
     assert done.returncode == 1
-    assert "index.md" in done.stderr
+    assert sorted(set(re.findall(r"(\w+)\.md:\d+: WARNING", done.stderr))) == pages
 
 
 def test_a_newcomer_finds_the_way_from_the_first_page(site: Path):
