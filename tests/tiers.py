@@ -25,6 +25,6 @@ def quick(parameters: Iterable[Any]) -> list[Any]:
     return [parameter.values[0] for parameter in parameters if not parameter.marks]
 
 
-def those_in(wanted: Container[T], cases: Iterable[T]) -> list[Any]:
+def those_in(wanted: Container[T], cases: Iterable[T], name: Callable[[T], str] = str) -> list[Any]:
     """The cases as parameters: those that are wanted run in each `make test`, the others are long."""
-    return [pytest.param(case, id=str(case), marks=[] if case in wanted else [pytest.mark.long]) for case in cases]
+    return [pytest.param(case, id=name(case), marks=[] if case in wanted else [pytest.mark.long]) for case in cases]
