@@ -80,5 +80,6 @@ def race(app: Sphinx, page: str, *_: object) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("html-page-context", race)
     app.connect("autodoc-before-process-signature", lambda _, obj, bound: spell_masks(obj) if obj in SPELLED else None)
-    app.connect("config-inited", lambda *_: pages.write(DOCS))
+    # `-t few` builds few of the pages of what was measured
+    app.connect("config-inited", lambda app, _: pages.write(DOCS, few=app.tags.has("few")))
     app.connect("autodoc-process-signature", lambda *given: (parsable(given[5]), given[6]))

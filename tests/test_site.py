@@ -1,4 +1,6 @@
-"""The site, as `make docs` builds it: no warning, complete, every link leads somewhere, nothing is fetched, players play."""
+"""The site, as `make docs` builds it: no warning, complete, every link leads somewhere, nothing is fetched, players play.
+
+Of what was measured, each `make test` builds the pages of some results of each kind, and `make test-long` those of all."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -34,13 +36,21 @@ ELSEWHERE = re.compile(r"(?:url\(|@import\s)\s*['\"]?((?:https?:)?//[^'\")\s]+)"
 def sphinx(source: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(out / ".doctrees")]
     command += [*options, str(source), str(out)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=280)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=600)
 
 
 @pytest.fixture(scope="session")  # of a module, it is built again where a worker goes to and fro between modules
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site")
-    done = sphinx(ROOT / "docs", out)
+    return built(tmp_path_factory.mktemp("site"), "-t", "few")
+
+
+@pytest.fixture(scope="session")
+def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("whole"))
+
+
+def built(out: Path, *options: str) -> Path:
+    done = sphinx(ROOT / "docs", out, *options)
     assert (done.returncode, done.stderr) == (0, "")
     return out
 
@@ -95,11 +105,29 @@ def problems(site: Path) -> Iterator[str]:
             yield f"{path.relative_to(site).as_posix()} loads {url}"
 
 
-def test_every_page_is_there(site: Path):
+def missing(site: Path, measured: Iterable[results.Result]) -> set[str]:
+    """The pages that aren't there."""
     wanted = {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
     wanted |= {f"lessons/{path.stem}.html" for path in NOTEBOOKS} | {"measured/index.html", "results/README.html"}
-    wanted |= {f"measured/{each.kind}_{each.path.stem}.html" for each in results.find(site_pages.RESULTS)}
-    assert wanted - {path.relative_to(site).as_posix() for path in site.rglob("*.html")} == set()
+    wanted |= {f"measured/{each.kind}_{each.path.stem}.html" for each in measured}
+    return wanted - {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+
+
+def test_every_page_is_there(site: Path):
+    assert missing(site, site_pages.some_of_each_kind()) == set()
+
+
+def test_the_few_have_all_kinds_and_figures():
+    few, every = site_pages.some_of_each_kind(), results.find(site_pages.RESULTS)
+    assert {each.kind for each in few} == {each.kind for each in every}
+    assert {each.kind for each in few if site_figures.of(each)} == set(site_figures.FIGURES)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_whole_site_is_there_and_its_links_lead_somewhere(whole_site: Path):
+    assert missing(whole_site, results.find(site_pages.RESULTS)) == set()
+    assert list(problems(whole_site)) == []
 
 
 def test_links_lead_somewhere_and_nothing_comes_from_a_network(site: Path):
@@ -130,13 +158,21 @@ def test_a_font_from_a_network_is_found(tmp_path: Path):
     assert len(list(problems(tmp_path))) == 1
 
 
-@pytest.mark.parametrize("bad", ["[gone](gone.md)", "[gone](#gone)", "```{nonsense}\n```", "![gone](gone.png)"])
-def test_a_warning_is_an_error(bad: str, tmp_path: Path):
-    (tmp_path / "index.md").write_text(f"# Index\n\n{bad}\n", encoding="utf-8")
+BAD = ["[gone](gone.md)", "[gone](#gone)", "```{nonsense}\n```", "![gone](gone.png)"]
+
+
+def test_a_warning_is_an_error(tmp_path: Path):
+    """Of each bad line, on a page of its own."""
+    pages = [f"bad{n}" for n in range(len(BAD))]
+    (tmp_path / "index.md").write_text(
+        "\n".join(["# Index", "", "```{toctree}", *pages, "good", "```", ""]), encoding="utf-8"
+    )
+    for page, bad in [*zip(pages, BAD, strict=True), ("good", "good")]:
+        (tmp_path / f"{page}.md").write_text(f"# Page\n\n{bad}\n", encoding="utf-8")
     (tmp_path / "conf.py").write_text("extensions = ['myst_nb']\nmyst_heading_anchors = 3\n", encoding="utf-8")
     done = sphinx(tmp_path, tmp_path / "out")
     assert done.returncode == 1
-    assert "index.md" in done.stderr
+    assert sorted(set(re.findall(r"(\w+)\.md:\d+: WARNING", done.stderr))) == pages
 
 
 def test_a_newcomer_finds_the_way_from_the_first_page(site: Path):

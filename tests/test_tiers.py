@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import conftest
-from tests.tiers import one_of_each
+from tests.tiers import one_of_each, quick, those_in
 
 HERE = Path(__file__).parent
 CLOCK = re.compile(r"\b(perf_counter|process_time|monotonic|timeit|time\.time)(_ns)?\b")
@@ -27,6 +27,13 @@ def test_the_first_of_each_kind_is_not_long() -> None:
     parameters = one_of_each(["a1", "b1", "a2", "b2", "b3"], lambda case: case[0])
     assert [p.id for p in parameters if not p.marks] == ["a1", "b1"]
     assert {mark.name for p in parameters for mark in p.marks} == {"long"}
+    assert quick(parameters) == ["a1", "b1"]
+
+
+def test_what_is_not_wanted_is_long() -> None:
+    parameters = those_in({"a", "c"}, ["a", "b", "c"])
+    assert [p.id for p in parameters] == ["a", "b", "c"]
+    assert quick(parameters) == ["a", "c"]
 
 
 class Item(SimpleNamespace):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from typing import Any, TypeVar
 
 import pytest
@@ -18,3 +18,13 @@ def one_of_each(cases: Iterable[T], kind: Callable[[T], Hashable], name: Callabl
         parameters.append(pytest.param(case, id=name(case), marks=[pytest.mark.long] if kind(case) in seen else []))
         seen.add(kind(case))
     return parameters
+
+
+def quick(parameters: Iterable[Any]) -> list[Any]:
+    """The cases among parameters that aren't long."""
+    return [parameter.values[0] for parameter in parameters if not parameter.marks]
+
+
+def those_in(wanted: Container[T], cases: Iterable[T], name: Callable[[T], str] = str) -> list[Any]:
+    """The cases as parameters: those that are wanted run in each `make test`, the others are long."""
+    return [pytest.param(case, id=name(case), marks=[] if case in wanted else [pytest.mark.long]) for case in cases]

@@ -13,7 +13,7 @@ import base64
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ from docs._site import commands, race
 from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, claim
 from flashlab import Player
-from flashlab.lessons.show import TABLE
+from flashlab.lessons.show import TABLE, Shown
 from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +36,11 @@ IN_THE_BROWSER = tuple(sorted(path.name for path in NOTEBOOKS.glob("0[0-4]_*.ipy
 """Lessons that a browser's Python can run: from 05 on they compile kernels."""
 
 
-def write(docs: Path) -> None:
+def write(docs: Path, *, few: bool = False) -> None:
     """Make the pages in docs/lessons and docs/measured. Unchanged files are left alone; files of no page are
-    removed."""
-    pages = {f"measured/{name}": text for name, text in measured()} | {"commands/index.md": commands.page()}
+    removed. `few` leaves out what is measured but for some of each kind."""
+    chosen = some_of_each_kind() if few else results.find(RESULTS)
+    pages = {f"measured/{name}": text for name, text in measured(chosen)} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
     pages["lessons/players/race-data.js"] = race.script()  # where what is served as it stands is made
@@ -157,9 +158,18 @@ def cell(x: Any) -> str:
 # -- measurements -------------------------------------------------------------------------------------------------
 
 
-def measured() -> Iterator[tuple[str, str]]:
-    """Yields name and Markdown of the page of all results, and of one page per result."""
-    found = {name_of(result): result for result in results.find(RESULTS)}
+def some_of_each_kind() -> list[results.Result]:
+    """Of each kind, the first result from a GPU and the first from a CPU: they have all that a page may have."""
+    found: dict[tuple[str, bool], results.Result] = {}
+    for result in results.find(RESULTS):
+        found.setdefault((result.kind, result.content["device"] is None), result)
+    return list(found.values())
+
+
+def measured(chosen: Iterable[results.Result]) -> Iterator[tuple[str, str]]:
+    """Yields name and Markdown of the page of these results, and of one page per result."""
+    found = {name_of(result): result for result in chosen}
+    drawn = {name: site_figures.of(result) for name, result in found.items()}
     measured_kinds = {result.kind for result in found.values()}
     kinds = [kind for kind in KINDS.values() if kind.name in measured_kinds]
     parts = [
@@ -171,13 +181,13 @@ def measured() -> Iterator[tuple[str, str]]:
         parts.append(f"## {kind.title}")
         for name, result in found.items():
             if result.kind == kind.name:
-                shown = site_figures.of(result)
+                shown = drawn[name]
                 parts.append(f"- **[{result.about}]({name})**: {claim(result)}")
                 parts += [figure(shown.svg, {"columns": shown.columns, "rows": shown.rows})] if shown else []
     pages = "\n".join(Path(name).stem for kind in kinds for name, result in found.items() if result.kind == kind.name)
     yield "index.md", "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{pages}\n```"]) + "\n"
     for name, result in found.items():
-        yield name, page(result)
+        yield name, with_figure(result, drawn[name])
 
 
 def name_of(result: results.Result) -> str:
@@ -187,6 +197,11 @@ def name_of(result: results.Result) -> str:
 
 def page(result: results.Result) -> str:
     """A result's page: what it says, where it comes from, its figure and its tables."""
+    return with_figure(result, site_figures.of(result))
+
+
+def with_figure(result: results.Result, shown: Shown | None) -> str:
+    """The same, where the figure has been drawn."""
     content = result.content
     device = cast("Mapping[str, Any] | None", content["device"])
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
@@ -199,7 +214,6 @@ def page(result: results.Result) -> str:
         "Data": f"[{result.path.name}](../results/{result.path.relative_to(RESULTS).as_posix()})",
     }
     rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
-    shown = site_figures.of(result)
     drawn = figure(shown.svg, {"columns": shown.columns, "rows": shown.rows}) + "\n\n" if shown else ""
     said, _, tables = KINDS[result.kind].markdown(result).partition("\n\n")
     return f"# {result.kind}: {result.about}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"

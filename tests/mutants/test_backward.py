@@ -83,7 +83,7 @@ def test_the_real_kernel_passes(mutant: KernelMutant) -> None:
     kills(mutant)
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(each, id=each.mechanism) for each in PROGRAMS])
+@pytest.mark.parametrize("mutant", one_of_each(PROGRAMS, lambda each: each.check, lambda each: each.mechanism))
 def test_a_program_is_killed_by_its_check(mutant: Mutant) -> None:
     with mutated_program(mutant) as program, np.errstate(all="ignore"):
         report = fl.verify(program, checks=[mutant.check], dtypes=[mutant.dtype], tile=TILE)

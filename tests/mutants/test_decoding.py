@@ -13,7 +13,7 @@ import kernels_cu
 from flashlab.run.emulated import emulate_problem
 from tests.mutants.backward import KernelMutant
 from tests.mutants.decoding import CASES, KERNELS, problem
-from tests.tiers import one_of_each
+from tests.tiers import one_of_each, quick, those_in
 
 pytestmark = pytest.mark.compiler
 TILE = (16, 32)
@@ -42,21 +42,20 @@ def found(case: str, workers: int | None = None) -> set[str]:
     return wrong | {"rule" for name in off if not (off[name] <= bounds[name]).all()}
 
 
-@pytest.mark.parametrize(
-    "mutant", one_of_each(KERNELS, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
-)
+MUTANTS = one_of_each(KERNELS, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(mutant.case, workers=1)
 
 
-_MANY = {"runs", "units", "short units", "causal runs", "many requests"}  # of so many units that blocks take several
+QUICK = {mutant.case for mutant in quick(MUTANTS)} | {"two levels", "sinks", "soft cap", "e4m3", "quantized pages"}
+"""A mutant's death says something if the real kernel passes the same case. The others are one of each of their kinds."""
 
 
-_LONG = {*_MANY, "sorted requests", "sorted sequences", "classes", "drafts"}  # of which a quick test of the call knows
-
-
-@pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.long) if x in _LONG else x for x in CASES])
+@pytest.mark.parametrize("case", those_in(QUICK, CASES))
 def test_the_real_kernel_passes(case: str) -> None:
     with np.errstate(invalid="ignore"):
         assert found(case) == set()

@@ -17,11 +17,16 @@ from tests.mutants.dropout import FORWARD, GRADIENTS
 from tests.mutants.scores import ScoreMutant
 from tests.mutants.test_backward import problem
 from tests.mutants.test_scores import performed
-from tests.tiers import one_of_each
+from tests.tiers import one_of_each, quick, those_in
 
 TILE = (64, 32)
 """Of a backward pass: a warp has two pairs of fragments of queries, and others lie between them."""
 TRIALS = sorted({(mutant.algorithm, mutant.check, mutant.case) for mutant in FORWARD})
+MUTANTS = one_of_each(FORWARD, lambda each: each.algorithm, lambda each: each.name)
+QUICK = {(mutant.algorithm, mutant.check, mutant.case) for mutant in quick(MUTANTS)} | {
+    trial for trial in TRIALS if trial[0] == "flash2" and "causal, GQA" in trial[2]
+}
+"""Those of the mutants that are no long tests, and one whose heads and batch are several."""
 
 
 def kills(mutant: KernelMutant) -> None:
@@ -33,7 +38,7 @@ def kills(mutant: KernelMutant) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("mutant", one_of_each(FORWARD, lambda each: each.algorithm, lambda each: each.name))
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_killed_by_its_trial(mutant: ScoreMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         row = performed(mutant.algorithm, mutant.check, mutant.case)
@@ -42,9 +47,9 @@ def test_killed_by_its_trial(mutant: ScoreMutant, tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("algorithm", "check", "case"), TRIALS)
-def test_the_real_kernels_pass_these_trials(algorithm: str, check: str, case: str) -> None:
-    assert performed(algorithm, check, case).status == "passed"
+@pytest.mark.parametrize("trial", those_in(QUICK, TRIALS, "-".join))
+def test_the_real_kernels_pass_these_trials(trial: tuple[str, str, str]) -> None:
+    assert performed(*trial).status == "passed"
 
 
 @pytest.mark.compiler

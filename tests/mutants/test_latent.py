@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from flashlab.run.emulated import emulate_problem
 from tests.mutants import latent, latent_hopper
 from tests.mutants.backward import KernelMutant
 from tests.simulator.test_latent import within
-from tests.tiers import one_of_each
+from tests.tiers import one_of_each, quick, those_in
 
 pytestmark = pytest.mark.compiler
 TILE = (16, 32)
@@ -36,29 +36,36 @@ def some(kernels: Sequence[KernelMutant]) -> Any:
     return one_of_each(kernels, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
 
 
-@pytest.mark.parametrize("mutant", some(latent.KERNELS))
+MUTANTS, HOPPER_MUTANTS = some(latent.KERNELS), some(latent_hopper.KERNELS)
+
+
+def cases(parameters: Sequence[Any], whole: Iterable[str]) -> Any:
+    """Those of the mutants that are no long tests: a death says something if the real kernel passes the same case.
+
+    The others are one of each of their kinds."""
+    return those_in({mutant.case for mutant in quick(parameters)} | {"sinks of chunks", "sequences"}, whole)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(mutant.algorithm, latent.problem(mutant.case), workers=1)
 
 
-@pytest.mark.parametrize("mutant", some(latent_hopper.KERNELS))
+@pytest.mark.parametrize("mutant", HOPPER_MUTANTS)
 def test_a_hopper_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(mutant.algorithm, latent_hopper.problem(mutant.case), workers=1)
 
 
-@pytest.mark.parametrize("case", latent.CASES)
+@pytest.mark.parametrize("case", cases(MUTANTS, latent.CASES))
 def test_the_real_kernel_passes(case: str) -> None:
     p = latent.problem(case)
     with np.errstate(invalid="ignore"):
         assert found("mla_paged" if p.page_size else "mla", p) == set()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.long if case == "many chunks" else ()) for case in latent_hopper.CASES],
-)
+@pytest.mark.parametrize("case", cases(HOPPER_MUTANTS, latent_hopper.CASES))
 def test_the_real_hopper_kernel_passes(case: str) -> None:
     p = latent_hopper.problem(case)
     with np.errstate(invalid="ignore"):

@@ -79,11 +79,23 @@ def test_neither_batch_nor_order_nor_cores_change_a_bit(p: fl.Problem, data: st.
         assert again[0].tobytes() == out[chosen].tobytes() and again[1].tobytes() == lse[chosen].tobytes()
 
 
-@settings(max_examples=4, deadline=None)
-@given(
-    problems(), st.lists(st.integers(0, 700) | st.sampled_from([0, 1, 63, 64, 65]), min_size=1, max_size=5), st.data()
-)
+KEYS = st.lists(st.integers(0, 700) | st.sampled_from([0, 1, 63, 64, 65]), min_size=1, max_size=5)
+
+
+@settings(max_examples=2, deadline=None)
+@given(problems(), KEYS, st.data())
 def test_sequences_have_the_bits_that_they_have_alone(p: fl.Problem, keys: list[int], data: st.DataObject) -> None:
+    check_alone(p, keys, data)
+
+
+@pytest.mark.long
+@settings(max_examples=8, deadline=None)
+@given(problems(), KEYS, st.data())
+def test_more_sequences_have_the_bits_that_they_have_alone(p: fl.Problem, keys: list[int], data: st.DataObject) -> None:
+    check_alone(p, keys, data)
+
+
+def check_alone(p: fl.Problem, keys: list[int], data: st.DataObject) -> None:
     """NaN in the rows of its neighbours changes no bit of a sequence."""
     quantized = {"kv_dtype": "int8", "k_scale": "token", "v_scale": "token"} if data.draw(st.booleans()) else {}
     p = p.replace(batch=1, len_q=None, len_kv=None, lengths=[(p.len_q, n) for n in keys], **quantized)

@@ -72,9 +72,23 @@ def nhd(arrays: Any) -> Any:
     }
 
 
-@settings(max_examples=3, deadline=None)
-@given(problems(), st.sampled_from([None, (16, 16), (32, 32)]), st.booleans(), st.integers(0, 9))
+GIVEN: Any = (problems(), st.sampled_from([None, (16, 16), (32, 32)]), st.booleans(), st.integers(0, 9))
+
+
+@settings(max_examples=2, deadline=None)
+@given(*GIVEN)
 def test_right_and_counted_and_the_bits_of_gathered_keys(p: fl.Problem, tile: Any, swapped: bool, seed: int) -> None:
+    check_right(p, tile, swapped, seed)
+
+
+@pytest.mark.long
+@settings(max_examples=9, deadline=None)
+@given(*GIVEN)
+def test_right_and_counted_far_and_wide(p: fl.Problem, tile: Any, swapped: bool, seed: int) -> None:
+    check_right(p, tile, swapped, seed)
+
+
+def check_right(p: fl.Problem, tile: Any, swapped: bool, seed: int) -> None:
     """What no request owns is NaN, or no page. The emulator sees what is read outside the pool."""
     arrays: Any = PAGED.draw(p, seed)
     found = attended(p, nhd(arrays) if swapped else arrays, tile=tile)

@@ -58,7 +58,7 @@ def checked(algorithm: str, p: fl.Problem, seed: int = 0, **options: Any) -> fl.
 
 
 @pytest.mark.parametrize("pair", one_of_each(IN_THEIR_DTYPES, lambda pair: pair[0], "-".join))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(data=st.data())
 def test_right_and_counted(pair: tuple[str, str], data: st.DataObject) -> None:
     algorithm, dtype = pair

@@ -96,7 +96,9 @@ def test_one_order() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("masks", [{"causal": True}, {"window": (150, 40)}], ids=str)
+@pytest.mark.parametrize(
+    "masks", [{"causal": True}, pytest.param({"window": (150, 40)}, marks=pytest.mark.long)], ids=str
+)
 def test_one_order_on_hopper(masks: dict[str, Any]) -> None:
     """Whichever of four workers runs which block, dq has the same bits: those of key tiles that add one after the other."""
     p = fl.Problem(batch=1, heads=4, kv_heads=2, len_q=300, len_kv=420, head_dim=64, dtype="bfloat16", **masks)
