@@ -11,17 +11,22 @@ from docs._site.controls import control
 from docs._site.timed import device, link, timed
 from flashlab.files import replace_file
 from flashlab.measure import results
+from simulator import DEVICES, Problem
+from simulator.programs.flash3_backward_deterministic import pays
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backward.md"
 NAME, WIDE, ORDERED = "flash3_backward", "flash3_backward_wide", "flash3_backward_deterministic"
+CLIMB = tuple(f"{NAME}_{n}" for n in (1, 2, 3))
 PEERS = {
     "fa4": "FlashAttention-4", "cudnn": "cuDNN", "sdpa-flash": "SDPA's flash", "flash2_backward": "`flash2_backward`",
 }  # fmt: skip
 ALGORITHMS = (
-    "standard_backward", "flash1_backward", "flash2_backward", "flash2_backward_deterministic", NAME, ORDERED, WIDE,
+    "standard_backward", "flash1_backward", "flash2_backward", "flash2_backward_deterministic", *CLIMB, NAME, ORDERED, WIDE,
 )  # fmt: skip
-RUNGS = {name: f"`{name}`" for name in ("flash2_backward", "flash2_backward_deterministic", ORDERED)}
+RUNGS = {name: f"`{name}`" for name in ("flash2_backward", *CLIMB)}
+ONE_ORDER = {name: f"`{name}`" for name in ("flash2_backward_deterministic", ORDERED)}
+CONDITIONS = None, "16-heads"  # the latter: with 16 heads side by side in long sequences, too
 OTHERS = {peer: PEERS[peer] for peer in PEERS if peer != "flash2_backward"}
 
 
@@ -30,10 +35,33 @@ def newest(kind: str, condition: str | None = None, *, algorithm: str = NAME) ->
     return results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, condition=condition)
 
 
-def newest_on(device_name: str) -> results.Result | None:
-    """The newest times beside other libraries on a GPU of such a name."""
-    found = results.find(ROOT / results.FOLDER, kind="bench", algorithm=NAME)
-    return next((r for r in reversed(found) if device_name in device(r) and r.content["condition"] is None), None)
+def newest_on(device_name: str, algorithm: str = NAME) -> results.Result | None:
+    """The newest times beside other libraries on a GPU of such a name. Of the drawn cells there are others."""
+    found = results.find(ROOT / results.FOLDER, kind="bench", algorithm=algorithm)
+    return next((r for r in reversed(found) if device_name in device(r) and r.content["condition"] in CONDITIONS), None)
+
+
+def chosen(device_name: str) -> str:
+    """The cells in which "auto" takes the kernel whose blocks take turns: how fast it is, and the other one."""
+    either = [newest_on(device_name, name) for name in (ORDERED, NAME)]
+    if None in either:
+        return "This was not measured yet.\n"
+    found = [
+        {(row["head_dim"], row["causal"], row["length"]): row for row in of.data["rows"] if row["peer"] == "fa4"}
+        for of in either
+        if of
+    ]
+    rows: list[tuple[str, ...]] = []
+    for dim, causal, length in found[0]:
+        p = Problem(
+            batch=16384 // length, heads=2048 // dim, len_q=length, head_dim=dim, dtype="bfloat16", causal=causal
+        )
+        if pays(p, DEVICES[device_name.lower()]):
+            ratios = (f"{each[dim, causal, length]['ratio']:.2f} ×" for each in found)
+            rows.append((str(dim), "causal" if causal else "full", f"{length:,}", *ratios))
+    header = ("head dim", "mask", "tokens", f"`{ORDERED}`", f"`{NAME}`")
+    links = ", ".join(link(of) for of in either if of)
+    return f"{device_name}, beside FlashAttention-4 ({links}).\n\n{results.markdown_table(header, rows)}\n"
 
 
 def counted(of: results.Result | None) -> str:
@@ -114,7 +142,9 @@ def blocks() -> dict[str, str]:
         "dropped": dropped(results.latest("dropout", ROOT / results.FOLDER)),
         "control": control("mbarrier-of-a-warp"),
         "odd": odd(newest("bench", "odd")),
+        "auto": "\n".join(chosen(name) for name in ("H200", "H100")),
         "rungs": timed(newest("ladder"), RUNGS),
+        "orders": timed(newest("ladder"), ONE_ORDER),
         "ordered": ordered(newest("ladder")),
         "agreed": agreed(ALGORITHMS),
     }

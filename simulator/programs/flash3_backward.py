@@ -174,14 +174,21 @@ def heads_side_by_side(problem: Problem, device: Device) -> int:
     none that would leave each fewer than about `AT_ONCE` key tiles that run at once.
 
     Blocks of a head read the same Q and dO at about the same time, and add to the same rows of dQ. If more heads ran, the key
-    tiles of a short one would come in several rounds, and each round would read all of that from HBM again.
+    tiles of a short one would come in several rounds, and each round would read all of that from HBM again. Without a mask no
+    key tile is longer than others, so none has to come first. Then blocks that each have one key tile go head by head: those of
+    a head begin together.
 
     >>> from simulator import DEVICES
     >>> p = Problem(batch=16, heads=16, len_q=1024, head_dim=128, dtype="bfloat16", causal=True)
     >>> heads_side_by_side(p, DEVICES["h200"]), heads_in_turn(p, DEVICES["h200"], Tile(64, 128))
     (8, 32)
+    >>> heads_side_by_side(p.replace(causal=False), DEVICES["h200"])
+    1
     """
     kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
+    unmasked = problem.left is None and problem.right is None and problem.lengths is None
+    if unmasked and members == 1 and problem.head_dim > PANEL:
+        return 1
     most = max(1, min(heads_that_share_the_l2(problem, device) // members, device.sms // AT_ONCE))
     return members * next(n for n in range(most, 0, -1) if kv_heads % n == 0)
 

@@ -11,11 +11,11 @@ from math import log2
 
 from simulator.devices import Device
 
-AT_REST, DRAWN, FLOAT16, MOVED = 0.98, 0.085, 0.02, 0.12
+AT_REST, DRAWN, FLOAT16, MOVED = 0.98, 0.085, 0.0235, 0.12
 """Clock rates as shares of the boost clock. An SM under a light load runs at `AT_REST`. The power that it draws lowers
 this: by `DRAWN` if the tensor cores are busy all the time, by `FLOAT16` more if their operands are float16, and by
 `MOVED` if bytes arrive from the L2 all the time. All come from a plane through the clocks of 180 launches (`clocks` in
-the same file)."""
+the same file). Two runs on different cards gave 0.020 and 0.027 for `FLOAT16`; this is between."""
 
 LAUNCH = 2.8e-6
 """Seconds that an empty launch takes, by CUDA events."""
@@ -45,10 +45,9 @@ DRAM_SHARE = 0.886
 """Share of DRAM's bandwidth that a copy within DRAM reaches (the yardstick of `flashlab bench`)."""
 L2_BYTES = 36.0
 """Bytes per clock and SM from the L2 while all SMs load."""
-RED_BYTES, RED_DRAM_BYTES = 14.2, 5.5
+RED_BYTES, RED_DRAM_BYTES = 15.2, 5.6
 """Bytes per clock and SM that reductions (red.v4.f32) add while all SMs do: to what lies in the L2, and to what comes from
-DRAM and goes back. At the boost clock these are 3.7 and 1.43 TB/s of an H200, which a kernel probed on 2026-11-22 that
-does nothing else."""
+DRAM and goes back."""
 _LANES = {(7, 5): 64, (8, 0): 64}  # float32 lanes per SM, from the datasheets' rates and boost clocks
 MMA_SHARE = {9: 0.646}  # mma.sync's share of wgmma's rate; for older GPUs, datasheets quote the rate of mma.sync
 MMA_ALONE = {9: 0.509}  # the same for one warp per scheduler
