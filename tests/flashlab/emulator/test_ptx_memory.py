@@ -114,3 +114,16 @@ def test_faults(which: int, kind: str, mark: str) -> None:
     ran = run("faults", {"x": np.zeros(128, "f4"), "y": fl.Empty((32,)), "which": which})
     line = 1 + next(i for i, text in enumerate(SOURCE.read_text().splitlines()) if mark in text)
     assert (kind, line) in {(x.kind, x.line.number) for x in ran.launched.findings if x.line}
+
+
+@pytest.mark.parametrize(("fence", "forgotten"), [(0, True), (1, False), (2, False)])
+def test_a_proxy_fence_between_blocks(fence: int, forgotten: bool) -> None:
+    arguments = {
+        "x": fl.Empty((32,), "int32"),
+        "y": fl.Empty((32,), "int32"),
+        "flag": np.zeros(1, np.int32),
+        "fence": fence,
+    }
+    ran = fl.emulate_file(SOURCE, arguments, kernel="passed_on", grid=2, block=32)
+    assert [finding.kind for finding in ran.launched.findings] == ["proxy fence forgotten"] * forgotten
+    assert np.array_equal(ran.arrays["y"], np.arange(7, 39))

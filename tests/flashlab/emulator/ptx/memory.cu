@@ -152,3 +152,33 @@ __global__ void faults(const float* x, float* y, int which) {
   if (which == 3) asm volatile("ld.shared.v4.f32 {%0, _, _, _}, [%1 + 8];" : "=f"(v) : "r"(at));
   y[t] = v;
 }
+
+// The second block copies in bulk what the first one wrote. A proxy fence of either thread shows it to the copy engine.
+__global__ void passed_on(int* x, int* y, int* flag, int fence) {
+  __shared__ __align__(16) int s[32];
+  __shared__ __align__(8) unsigned long long bar;
+  const int t = threadIdx.x;
+  const unsigned b = shared_of(&bar);
+  if (blockIdx.x == 0) {
+    x[t] = t + 7;
+    if (fence == 1) asm volatile("fence.proxy.async;" ::: "memory");
+    __threadfence();
+    __syncthreads();
+    if (t == 0) atomicExch(flag, 1);
+    return;
+  }
+  if (t == 0) {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(b));
+    asm volatile("fence.mbarrier_init.release.cluster;");
+    while (atomicAdd(flag, 0) == 0) {
+    }
+    __threadfence();
+    if (fence == 2) asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], 128;" :: "r"(b) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+                 :: "r"(shared_of(s)), "l"(x), "r"(b) : "memory");
+  }
+  __syncthreads();
+  asm volatile("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], 0; @!p bra AGAIN; }" :: "r"(b) : "memory");
+  y[t] = s[t];
+}
