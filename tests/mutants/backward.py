@@ -639,6 +639,12 @@ KERNELS = [
                 check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
+                mechanism="the last turn taken before the one on its side is known",
+                old="mbarrier_wait(sram.known((n - 1) & 1), (n + 1) / 2 & 1);",
+                new="if (work.left(at)) mbarrier_wait(sram.known((n - 1) & 1), (n + 1) / 2 & 1);",
+                check="misuse", case=TURNS, hangs=True,
+            ),
+            KernelMutant(
                 mechanism="turns of another head", file=HOPPER_TILES,
                 old="counters + static_cast<long long>(at.head) * shape.len_q", new="counters", check="misuse", case=TURNS,
                 hangs=True,
