@@ -61,6 +61,10 @@ class SaveOptions:
         typer.Option(metavar="NAME", help="With --save: what sets this run apart, such as another framework."),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="With --save: replace a file of that name.")] = False
+    dirty: Annotated[
+        bool,
+        typer.Option("--dirty", help="With --save: save although sources were changed since the commit; it is marked."),
+    ] = False
 
     def check(self, kind: str, algorithms: list[str]) -> None:
         """Look whether the result could be saved, before anything is run for it. Raises `UsageError`."""
@@ -68,7 +72,7 @@ class SaveOptions:
             return
         from flashlab.measure import results
 
-        where: Any = {"condition": self.condition, "folder": self.save, "replace": self.force}
+        where: Any = {"condition": self.condition, "folder": self.save, "replace": self.force, "dirty": self.dirty}
         with options.spelled(output="--save", folder="--save", condition="--condition"):
             results.place(results.kinds()[kind], algorithms, **where)
 
@@ -84,6 +88,7 @@ class SaveOptions:
             condition=self.condition,
             folder=self.save,
             replace=self.force,
+            dirty=self.dirty,
         )
         output.remark(str(path))
 
