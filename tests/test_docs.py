@@ -230,6 +230,22 @@ def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
     assert [name for name, find in readme.COLUMNS.items() if not find(row)] == ["bytes = counters"]
 
 
+FIGURE = re.compile(r"\d(?:\.\d+)? (?:times|×)(?! a)|TFLOP|\d ?% (?:slower|faster|of)|\d (?:µs|us|ms)\b|docs/results/")
+"""A speed that somebody measured, or a file of it."""
+SOURCES = [*kernels_cu.include_dir().glob("*.cuh"), *kernels_cu.include_dir().parent.glob("*.cu")]
+
+
+def test_comments_of_kernels_quote_no_measurement():
+    """A newer file would contradict them, and nothing would say so. They lead to a page, which is drawn from files."""
+    comments = {path.name: " ".join(re.findall("//.*", path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {name: FIGURE.findall(said) for name, said in comments.items() if FIGURE.search(said)} == {}
+
+
+@pytest.mark.parametrize("said", ["1.02 to 1.13 times the better", "350 TFLOP/s", "10 % slower", "took 12 µs"])
+def test_a_quoted_measurement_is_found(said: str):
+    assert FIGURE.search(f"// Measured: {said}")
+
+
 def test_readme_is_short():
     """At most 100 lines beside tables, whose rows are algorithms and measurements; none over 100 columns but in tables."""
     lines = readme.PAGE.read_text(encoding="utf-8").splitlines()
