@@ -434,7 +434,7 @@ def load(path: str | Path) -> Result:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
-    keys = {each.alias or name for name, each in File.model_fields.items()} | {"data"}
+    keys = {each.alias or name for name, each in File.model_fields.items() if each.is_required()} | {"data"}
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not keys <= content.keys():  # pyright: ignore
         raise UsageError("path", str(path), f"a result of schema {SCHEMA}, with the keys {', '.join(sorted(keys))}")
     return Result(Path(path), cast("Content", content))
