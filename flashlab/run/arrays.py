@@ -242,11 +242,12 @@ class _TorchArrays(Framework):
         self._names = {getattr(self._torch, name): name for name in WIDTH if hasattr(self._torch, name)}
         self._dtypes = {name: dtype for dtype, name in self._names.items()}
         self._runtime = cupy().cuda.runtime
+        self._forward = self._torch.autograd.forward_ad
 
     def place(self, name: str, x: Any) -> Place:
         if not x.is_cuda:
             raise refused(name, f"torch tensor on {x.device}", _ON_GPU)
-        if x.requires_grad:
+        if x.requires_grad or self._forward._current_level >= 0:
             check_no_grad(name, x)
         try:
             return x.data_ptr(), x.shape, x.stride(), x.dtype, x.get_device()

@@ -88,7 +88,7 @@ def attention(
     `algorithm="auto"` is the fastest that takes the problem there, for few queries `flash_decoding`.
 
     Gradients flow through `out` and the LSE back to torch tensors q, k, v and sinks that require them. What `attention_backward`
-    doesn't take is refused then. `flashlab.integrations.torch` is for functions that `torch.compile` compiles.
+    doesn't take is refused then. It may stand in a function that `torch.compile` compiles. Forward-mode derivatives are refused.
 
     Raises `UsageError` for bad input, `Unavailable` without a GPU or CuPy.
 
@@ -120,13 +120,13 @@ def attention(
         )  # fmt: skip
     if draft_mask is not None:
         raise host.refused("draft_mask", type(draft_mask).__name__, "None without a block_table")
-    if any(host.wants_gradient(x) for x in (q, k, v, sinks)):
+    if host.belongs_to_torch(q, k, v, sinks):
         from flashlab.integrations import torch
 
         refused = {"out": out, "scales": scales, "block_mask": block_mask, "k_scale": k_scale, "v_scale": v_scale}
         for name, x in refused.items():
             if x is not None:
-                raise host.refused(name, type(x).__name__, "None where q, k or v requires grad")
+                raise host.refused(name, type(x).__name__, "None where q, k or v requires grad, or torch compiles")
         return torch.attention(
             q, k, v, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device, sinks=sinks,
             alibi_slopes=alibi_slopes, mask=mask, seed=seed, offset=offset, rng_state=rng_state, **masks,
