@@ -15,9 +15,20 @@ from docs._site import archive
 from flashlab.measure import results
 
 ROWS = [json.loads(line) for line in archive.MANIFEST.read_text(encoding="utf-8").splitlines()]
+LINES, BYTES = 60_000, 16_000_000
+"""The most that docs/results may take."""
+
+
 def files() -> list[Path]:
     """All of docs/results, but what the site's build makes there."""
     return [path for path in archive.RESULTS.rglob("*") if path.is_file() and path.parent.name != "schema"]
+
+
+def test_results_stay_small() -> None:
+    """Run python -m docs._site.archive when they don't."""
+    texts = [path.read_bytes() for path in files()]
+    assert sum(text.count(b"\n") for text in texts) <= LINES
+    assert sum(map(len, texts)) <= BYTES
 
 
 def test_a_row_says_what_left_and_what_took_its_place() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import flashlab as fl
 from flashlab.measure import results
-from flashlab.views.differences import compare, differences
+from flashlab.views.differences import compare, differences, read
 from simulator.errors import UsageError
 from tests.flashlab.cli.typed import document, one_line, run
 
@@ -71,16 +71,16 @@ def test_of_a_result_only_its_data_counts() -> None:
 
 @pytest.mark.parametrize("kind", sorted(results.kinds()))
 def test_every_kind_is_the_same_as_itself_and_no_place_is_there_twice(kind: str) -> None:
-    files = sorted((RESULTS / kind).glob("*.json"))
+    files = sorted((RESULTS / kind).glob("*.jsonl"))
     for path in files[:1]:
-        content = json.loads(path.read_text())
+        content = read("a", path)
         same = compare(content, content, 0.0)
         leaves = len(json.dumps(content["data"]))
         assert not same.found and 0 < same.equal < leaves
 
 
 def test_what_cannot_be_compared() -> None:
-    verify, bench = (json.loads(next((RESULTS / kind).glob("*.json")).read_text()) for kind in ("verify", "bench"))
+    verify, bench = (read("a", next((RESULTS / kind).glob("*.jsonl"))) for kind in ("verify", "bench"))
     with pytest.raises(UsageError, match="B = a result of kind bench: expected kind verify, as A has"):
         compare(verify, bench)
     with pytest.raises(UsageError, match="B = a result of schema 2: expected schema 1, as A has"):
