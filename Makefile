@@ -133,4 +133,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv .venv-torch .venv-lite .venv-lowest out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch .venv-lite .venv-lowest out build dist docs/lessons docs/measured docs/commands docs/schemas docs/results/schema .pytest_cache .ruff_cache .hypothesis

@@ -53,7 +53,7 @@ class SaveOptions:
     save: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="Also save it there as <kind>/<subject>[_<condition>]_<device>_<date>.json."
+            metavar="FOLDER", help="Also save it there as <kind>/<subject>[_<condition>]_<device>_<date>.jsonl."
         ),
     ] = None
     condition: Annotated[

@@ -10,7 +10,6 @@ docs/time.md from them.
 from __future__ import annotations
 
 import datetime
-import json
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field
 
 import flashlab as fl
+from flashlab import jsonlines
+from flashlab.files import replace_file
 from flashlab.measure import results, speed
 from flashlab.measure.results import Data, Kind, markdown_table
 from simulator.catalogue import ladder
@@ -35,11 +36,11 @@ PREDICTIONS = ROOT / results.FOLDER / "blind" / "predictions"
 DEVICE: DeviceName = "h200"
 
 FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
-PREDICTION_FP8 = "fp8_h200_2026-11-21.json"
-PREDICTION_BACKWARD = "backward_h200_2026-11-27.json"
+PREDICTION_FP8 = "fp8_h200_2026-11-21.jsonl"
+PREDICTION_BACKWARD = "backward_h200_2026-11-27.jsonl"
 PREDICTIONS_OF_GRADIENTS: Mapping[DeviceName, tuple[str, ...]] = {
-    "h200": (PREDICTION_BACKWARD, "climb_h200_2026-11-27.json"),
-    "h100": ("climb_h100_2026-11-27.json",),
+    "h200": (PREDICTION_BACKWARD, "climb_h200_2026-11-27.jsonl"),
+    "h100": ("climb_h100_2026-11-27.jsonl",),
 }
 """By device. What a later file says of a cell is of the kernel as it is now."""
 KERNELS_OF, KERNEL_OF = "2026-11-27", {"flash3_backward_deterministic": "2026-11-27T04:17:48Z"}
@@ -121,7 +122,7 @@ def measured() -> list[tuple[Cell, float, str]]:
 
 def _after_its_prediction(eight: results.Result) -> bool:
     """A measurement of flash3_fp8 that is older than its prediction is of the kernel before, which was built otherwise."""
-    return eight.content["date"] > json.loads((PREDICTIONS / PREDICTION_FP8).read_text(encoding="utf-8"))["date"]
+    return eight.content["date"] > prediction(PREDICTION_FP8)["date"]
 
 
 def benchmarks() -> list[results.Result]:
@@ -169,13 +170,17 @@ def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
 
 def said(file: str | Path) -> dict[Cell, float]:
     """What a prediction file says: milliseconds by cell."""
-    rows = json.loads((PREDICTIONS / file).read_text(encoding="utf-8"))["rows"]
-    return {cell_of(row): row["milliseconds"] for row in rows}
+    return {cell_of(row): row["milliseconds"] for row in prediction(file)["data"]["rows"]}
+
+
+def prediction(file: str | Path) -> dict[str, Any]:
+    """The content of a prediction file. Older measurements name it as it was called then, `….json`."""
+    return jsonlines.joined((PREDICTIONS / file).with_suffix(".jsonl").read_text(encoding="utf-8"))
 
 
 def blind_ladder() -> list[Beside]:
     """The rungs, and flash3_fp8, as they were predicted before their measurement was made or looked at, beside it."""
-    before = {**said("ladder_h200_2026-11-21.json"), **said(PREDICTION_FP8)}
+    before = {**said("ladder_h200_2026-11-21.jsonl"), **said(PREDICTION_FP8)}
     return [
         Beside(cell, before[cell], time, source)
         for cell, time, source in measured()
@@ -292,7 +297,7 @@ def predict(name: str, device: DeviceName = DEVICE) -> dict[str, Any]:
     model = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "simulator/time"]
     commit = subprocess.run(model, capture_output=True, text=True, check=True).stdout.strip()
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "prediction",
         "device": device,
         "commit": commit,
@@ -300,10 +305,12 @@ def predict(name: str, device: DeviceName = DEVICE) -> dict[str, Any]:
         "command": f"python -m flashlab.measure.blind predict {name}{f' {device}' if device != DEVICE else ''}",
         "constants": {constant: getattr(rates, constant) for constant in CONSTANTS},
         "set_on": SET_ON,
-        "rows": [
-            {**vars(cell), "milliseconds": (ms := cell.predicted(device)), "tflops": cell.tera / ms * 1e3}
-            for cell in SETS[name]()
-        ],
+        "data": {
+            "rows": [
+                {**vars(cell), "milliseconds": (ms := cell.predicted(device)), "tflops": cell.tera / ms * 1e3}
+                for cell in SETS[name]()
+            ]
+        },
     }
 
 
@@ -367,10 +374,16 @@ class Predicted(Data):
     tflops: float
 
 
+class PredictedCells(Data):
+    """All cells of a set."""
+
+    rows: tuple[Predicted, ...]
+
+
 class Prediction(Data):
     """What `predict` writes: no measurement, but what one is to be held against. `commit` is the model's."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")]
+    schema_: Annotated[Literal[2], Field(alias="schema")]
     kind: Literal["prediction"]
     device: str
     commit: str
@@ -378,7 +391,7 @@ class Prediction(Data):
     command: str
     constants: dict[str, float]
     set_on: str
-    rows: tuple[Predicted, ...]
+    data: PredictedCells
 
 
 def headline(data: Blind) -> str:
@@ -423,9 +436,9 @@ def main(what: str, *files: str) -> None:
         print(measure(files[0]))
     elif what == "predict" and len(files) in (1, 2) and files[0] in SETS:
         content = predict(files[0], *cast("tuple[DeviceName, ...]", files[1:]))
-        path = PREDICTIONS / f"{files[0]}_{content['device']}_{content['date'][:10]}.json"
+        path = PREDICTIONS / f"{files[0]}_{content['device']}_{content['date'][:10]}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        replace_file(path, jsonlines.written(content))
         print(path.relative_to(ROOT))
     else:
         sys.exit(f"usage: python -m flashlab.measure.blind predict {' | '.join(SETS)} [DEVICE]; measure FILE")

@@ -1,8 +1,9 @@
 """Evidence as data: what a command measured, with the machine, the versions and the command that wrote it.
 
-A result is one JSON file, `<kind>/<subject>[_<condition>]_<device>_<date>.json`. The module that measures declares its
-`Kind`: the schema of the data, and how to put the data into a sentence and a table. Documents draw their figures from
-the files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever typed by hand.
+A result is one file of JSON Lines, `<kind>/<subject>[_<condition>]_<device>_<date>.jsonl` (`flashlab.jsonlines`). The
+module that measures declares its `Kind`: the schema of the data, and how to put the data into a sentence and a table.
+Documents draw their figures from the files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever
+typed by hand.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
+from flashlab import jsonlines
 from flashlab.files import check_file, plain, replace_file
 from flashlab.measure import sources
 from flashlab.run.arrays import cupy
@@ -56,8 +58,11 @@ __all__ = [
     "title",
 ]
 
-SCHEMA = 2
-"""The version of the files. It rises when a key changes its meaning or is removed."""
+SCHEMA = 3
+"""The version of the files. It rises when a key changes its meaning or is removed, or when they are written in another way."""
+
+READ = (2, SCHEMA)
+"""The versions that `load` reads. A file of schema 2 is one JSON document. What it says is the same."""
 
 FOLDER = Path("docs/results")
 """Where commands write, relative to the working directory."""
@@ -96,7 +101,7 @@ class Gpu(Data):
 class File(Data):
     """What a file of every kind holds besides its data."""
 
-    schema_: Annotated[Literal[2], Field(alias="schema")]
+    schema_: Annotated[Literal[3], Field(alias="schema")]
     kind: str
     subject: str
     """What was measured, in a word or two. It is part of the file's name."""
@@ -209,7 +214,7 @@ class Kind(Generic[D]):
 
     @property
     def file(self) -> type[File]:
-        """The schema of a whole file."""
+        """The schema of a whole file, its lines joined."""
         fields: Any = {"kind": (Literal[self.name], ...), "data": (self.schema, ...)}
         return create_model(self.name, __base__=File, **fields)
 
@@ -358,7 +363,7 @@ def save(
             "data": data,
         }
     )
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(content, allow_nan=False)
     named: Any = {"subject": subject, "condition": condition, "folder": folder}
     path = place(kind, algorithms, **named, replace=replace, about=where, dirty=dirty)
     try:
@@ -368,7 +373,7 @@ def save(
         kept = replace_file(path.with_suffix(".refused"), text, argument="output")  # measuring it may have taken hours
         expected = f"what the schema of {kind.name} allows ({first['msg']}); the data are in {kept}"
         raise UsageError(".".join(map(str, first["loc"])), first["input"], expected) from None
-    return replace_file(path, text, argument="output")
+    return replace_file(path, jsonlines.written(content), argument="output")
 
 
 def place(
@@ -425,19 +430,22 @@ def _now() -> str:
 def name_of(content: Content) -> str:
     """The name of a result's file."""
     parts = (content["subject"], content["condition"], device_name(title(content)), content["date"][:10])
-    return "_".join(part for part in parts if part is not None) + ".json"
+    return "_".join(part for part in parts if part is not None) + ".jsonl"
 
 
 def load(path: str | Path) -> Result:
     """Read a result. Raises `UsageError` for a file that is none."""
+    path = Path(path)
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = jsonlines.joined(text) if path.suffix == ".jsonl" else json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
     keys = {each.alias or name for name, each in File.model_fields.items() if each.is_required()} | {"data"}
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not keys <= content.keys():  # pyright: ignore
-        raise UsageError("path", str(path), f"a result of schema {SCHEMA}, with the keys {', '.join(sorted(keys))}")
-    return Result(Path(path), cast("Content", content))
+    if not isinstance(content, dict) or content.get("schema") not in READ or not keys <= content.keys():  # pyright: ignore
+        known = " or ".join(map(str, READ))
+        raise UsageError("path", str(path), f"a result of schema {known}, with the keys {', '.join(sorted(keys))}")
+    return Result(path, cast("Content", content))
 
 
 def find(
@@ -447,7 +455,8 @@ def find(
 
     With `algorithm`, those of the kernels that it has today come last: no newer result of older kernels hides them.
     """
-    paths = sorted(path for path in Path(folder).glob(f"{kind or '*'}/*.json") if path.parent.name != "schema")
+    found = (path for suffix in ("json", "jsonl") for path in Path(folder).glob(f"{kind or '*'}/*.{suffix}"))
+    paths = sorted(path for path in found if path.parent.name != "schema")  # which the site's build makes
     return sorted(
         (
             r

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from flashlab.jsonlines import joined
 from simulator.errors import Said, UsageError
 from simulator.problem import FIELDS
 
@@ -107,13 +108,14 @@ def compare(
     Raises `UsageError`, which names the second, for documents that can't be compared: of different kinds, schemas or
     commands.
     """
-    for key in ("kind", "schema"):
+    on_record = all("kind" in x and "data" in x for x in (a, b))  # their schemas say how a file is written
+    for key in ("kind",) if on_record else ("kind", "schema"):
         if a.get(key) != b.get(key):
             raise UsageError(
                 names[1], Said(f"a result of {key} {b.get(key)}"), f"{key} {a.get(key)}, as {names[0]} has"
             )
-    if "kind" in a and "data" in a:
-        return differences(a["data"], b.get("data"), tolerance)
+    if on_record:
+        return differences(a["data"], b["data"], tolerance)
     if 2 * len(a.keys() & b.keys()) < max(len(a), len(b)):
         wanted, has = (", ".join(list(x)[:6]) for x in (a, b))
         raise UsageError(
@@ -123,10 +125,11 @@ def compare(
 
 
 def read(argument: str, path: Path | str) -> dict[str, Any]:
-    """A JSON document from a file. Raises `UsageError`."""
+    """A JSON document from a file, or that of a file of JSON Lines. Raises `UsageError`."""
     accepted = "a JSON document, as --json prints it or docs/results has it"
     try:
-        found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        found: Any = joined(text) if Path(path).suffix == ".jsonl" else json.loads(text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(argument, str(path), f"{accepted} ({reason})") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 import flashlab as fl
 from docs._site import time_model as drawn
 from docs._site.blocks import replaced
+from flashlab.jsonlines import written
 from flashlab.measure import blind as time_model
 from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
@@ -67,10 +67,10 @@ def test_a_measurement_of_the_kernel_before_is_not_compared(tmp_path: Path, monk
     """flash3_fp8's counts if it is newer than its prediction."""
     eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=time_model.FP8, device=time_model.DEVICE)
     assert eight is not None
-    said = json.loads((time_model.PREDICTIONS / time_model.PREDICTION_FP8).read_text(encoding="utf-8"))
+    said = time_model.prediction(time_model.PREDICTION_FP8)
     monkeypatch.setattr(time_model, "PREDICTIONS", tmp_path)
     for date, n in (("2000-01-01T00:00:00Z", len(eight.data["speed"])), ("9999-01-01T00:00:00Z", 0)):
-        (tmp_path / time_model.PREDICTION_FP8).write_text(json.dumps({**said, "date": date}), encoding="utf-8")
+        (tmp_path / time_model.PREDICTION_FP8).write_text(written({**said, "date": date}), encoding="utf-8")
         assert sum(cell.algorithm == time_model.FP8 for cell, *_ in time_model.measured()) == n
 
 
@@ -79,7 +79,7 @@ def test_rungs_of_the_backward_pass_come_with_their_ladder(monkeypatch: pytest.M
     names = ("flash3_backward_1", "flash3_backward_deterministic")
     row = {"kernel": None, "dtype": "bfloat16", "head_dim": 64, "causal": True, "length": 1024, "milliseconds": 0.5}
     data = {"algorithm": "flash3_backward", "rows": [{**row, "peer": name} for name in names]}
-    before = time_model.said("climb_h100_2026-11-27.json")
+    before = time_model.said("climb_h100_2026-11-27.jsonl")
     for date, expected in (("2026-11-27T01:15:25Z", names[:1]), ("2026-11-28T00:00:00Z", names)):
         files = {("ladder", "h100"): [SimpleNamespace(condition=None, content={"date": date}, data=data)]}
         monkeypatch.setattr(results, "find", lambda *_, kind, device, files=files: files.get((kind, device), []))
@@ -91,7 +91,7 @@ def test_rungs_of_the_backward_pass_come_with_their_ladder(monkeypatch: pytest.M
 
 
 def test_the_blind_predictions_are_what_was_committed_then():
-    file = json.loads((time_model.PREDICTIONS / "ladder_h200_2026-11-21.json").read_text(encoding="utf-8"))
+    file = time_model.prediction("ladder_h200_2026-11-21.jsonl")
     assert (file["kind"], file["commit"]) == ("prediction", "ebed09a")
     rungs = [c for c in time_model.blind_ladder() if c.cell.algorithm in time_model.LADDER]
     assert len(rungs) == 3 * 18
@@ -199,17 +199,17 @@ def test_measuring_asks_for_each_predicted_cell_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(speed, "run", run)
     monkeypatch.chdir(tmp_path)
-    written = results.load(time_model.measure("unmeasured_h200_2026-11-21.json"))
-    assert len(asked) == len(set(asked)) == len(written.data["rows"])
-    assert {c.cell for c in time_model.blind(written)} == set(time_model.said(written.data["prediction"]))
+    measured = results.load(time_model.measure("unmeasured_h200_2026-11-21.jsonl"))
+    assert len(asked) == len(set(asked)) == len(measured.data["rows"])
+    assert {c.cell for c in time_model.blind(measured)} == set(time_model.said(measured.data["prediction"]))
 
 
-@pytest.mark.parametrize("path", sorted(time_model.PREDICTIONS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(time_model.PREDICTIONS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_predictions_say_what_they_were_set_on_and_are_plausible(path: Path):
-    file = json.loads(path.read_text(encoding="utf-8"))
+    file = time_model.prediction(path)
     assert file["kind"] == "prediction" and file["constants"] and file["set_on"]
     peak = fl.DEVICES["h200"].tensor_flops / 1e12
-    for row in file["rows"]:
+    for row in file["data"]["rows"]:
         assert 0 < row["tflops"] < peak * (2 if row["algorithm"] == time_model.FP8 else 1)
 
 
@@ -218,6 +218,6 @@ def test_a_set_is_predicted_as_the_model_is(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(time_model.Cell, "predicted", lambda cell, device: float(cell.length))  # pyright: ignore
     content = time_model.predict(name, "h100")
     assert content["device"] == "h100" and content["command"].endswith(" h100")
-    assert {time_model.Cell(*list(row.values())[:5]) for row in content["rows"]} == set(time_model.SETS[name]())
-    assert all(row["milliseconds"] == row["length"] for row in content["rows"])
+    assert {time_model.Cell(*list(row.values())[:5]) for row in content["data"]["rows"]} == set(time_model.SETS[name]())
+    assert all(row["milliseconds"] == row["length"] for row in content["data"]["rows"])
     assert content["constants"] == {constant: getattr(rates, constant) for constant in time_model.CONSTANTS}

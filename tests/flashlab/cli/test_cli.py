@@ -758,13 +758,13 @@ def test_a_report_that_cannot_be_kept_is_printed(tmp_path: Path, monkeypatch: py
 def test_results_are_kept(tmp_path: Path) -> None:
     words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16", "--save", tmp_path]
     run(*words)
-    (path,) = tmp_path.glob("verify/flash2_*.json")
-    assert json.loads(path.read_text())["kind"] == "verify"
+    (path,) = tmp_path.glob("verify/flash2_*.jsonl")
+    assert results.load(path).kind == "verify"
     assert "--force" in one_line(*words)
     run(*words, "--force")
     run(*words, "--condition", "again")
-    (path,) = tmp_path.glob("verify/flash2_again_*.json")
-    assert json.loads(path.read_text())["condition"] == "again"
+    (path,) = tmp_path.glob("verify/flash2_again_*.jsonl")
+    assert results.load(path).condition == "again"
 
 
 # tables
