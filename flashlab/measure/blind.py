@@ -43,8 +43,6 @@ PREDICTIONS_OF_GRADIENTS: Mapping[DeviceName, tuple[str, ...]] = {
     "h100": ("climb_h100_2026-11-27.jsonl",),
 }
 """By device. What a later file says of a cell is of the kernel as it is now."""
-KERNELS_OF, KERNEL_OF = "2026-11-27", {"flash3_backward_deterministic": "2026-11-27T04:17:48Z"}
-"""Since then the backward passes have the kernels that the model has: all, and some by name. Older measurements are of others."""
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
@@ -112,17 +110,12 @@ def measured() -> list[tuple[Cell, float, str]]:
                 cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
                 found.append((cell, row["milliseconds"], result.kind))
     eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=FP8, device=DEVICE)
-    if eight is None or not _after_its_prediction(eight):
+    if eight is None or not eight.of_today(FP8):
         return found
     for row in eight.data["speed"]:
         cell = Cell(FP8, EIGHT, row["head_dim"], row["causal"], row["length"])
         found.append((cell, cell.tera / row["tflops"] * 1e3, eight.kind))
     return found
-
-
-def _after_its_prediction(eight: results.Result) -> bool:
-    """A measurement of flash3_fp8 that is older than its prediction is of the kernel before, which was built otherwise."""
-    return eight.content["date"] > prediction(PREDICTION_FP8)["date"]
 
 
 def benchmarks() -> list[results.Result]:
@@ -153,16 +146,17 @@ def blind_gradients(device: DeviceName = DEVICE) -> list[Beside]:
 
 
 def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
-    """Milliseconds by benchmarks and the ladder, the newest ones of each cell, and by which kind of result."""
+    """Milliseconds by benchmarks and the ladder, the newest ones of each cell, and by which kind of result. Those of older kernels,
+    which the model no longer has, don't count."""
     found: dict[Cell, tuple[float, str]] = {}
     for kind in ("ladder", "bench"):
         for result in results.find(ROOT / results.FOLDER, kind=kind, device=device):
-            if result.condition is not None or result.content["date"] < KERNELS_OF:
+            if result.condition is not None:
                 continue
             for row in result.data["rows"]:
                 name = row["kernel"] or row["peer"] or result.data["algorithm"]
                 known = name in fl.CATALOGUE and fl.CATALOGUE[name].operation is BACKWARD
-                if known and result.content["date"] >= KERNEL_OF.get(name, KERNELS_OF):
+                if known and result.of_today(name):
                     cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
                     found[cell] = row["milliseconds"], kind
     return found

@@ -184,7 +184,25 @@ def digest_of_ptx(built: Sequence[Build]) -> str | None:
 
 def _ptx(build: Build) -> str:
     text = nvrtc.compile_kernel(build.source, build.options, arch=build.arch).image.decode()
-    return "\n".join(line for line in text.splitlines() if line and not line.startswith("//"))
+    return code_of(text)
+
+
+def code_of(ptx: str) -> str:
+    """PTX without comments, and without the constants of headers that no instruction names. Those that are named come first.
+
+    >>> code_of(".global .u32 A = 1;\\n.global .u32 B = 2;\\n.entry k() { ld.global.u32 r, [B]; }  // comment")
+    '.global .u32 B = 2;\\n.entry k() { ld.global.u32 r, [B]; }'
+    """
+    lines = [line.partition("//")[0].rstrip() for line in ptx.splitlines()]
+    code = [line for line in lines if line and not line.startswith(".global")]
+    named = set(re.findall(r"\w+", "\n".join(code)))
+    constants = (line for line in lines if line.startswith(".global"))
+    return "\n".join((*sorted(line for line in constants if _name(line) in named), *code))
+
+
+def _name(constant: str) -> str:
+    """The name of a `.global`, which stands before its value or its extent."""
+    return re.split(r"[\[=;]", constant)[0].split()[-1]
 
 
 # -- today's kernels ------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 import flashlab as fl
 from docs._site import time_model as drawn
 from docs._site.blocks import replaced
-from flashlab.jsonlines import written
 from flashlab.measure import blind as time_model
 from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
@@ -63,15 +62,14 @@ def test_each_backward_pass_is_predicted(algorithm: str, bound: float):
     assert [c.cell.predicted() for c in shown] == pytest.approx([c.predicted for c in shown], rel=0.03)
 
 
-def test_a_measurement_of_the_kernel_before_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """flash3_fp8's counts if it is newer than its prediction."""
+@pytest.mark.parametrize("today", [True, False])
+def test_a_measurement_of_an_older_kernel_is_not_compared(today: bool, monkeypatch: pytest.MonkeyPatch):
+    """The model has today's flash3_fp8."""
     eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=time_model.FP8, device=time_model.DEVICE)
     assert eight is not None
-    said = time_model.prediction(time_model.PREDICTION_FP8)
-    monkeypatch.setattr(time_model, "PREDICTIONS", tmp_path)
-    for date, n in (("2000-01-01T00:00:00Z", len(eight.data["speed"])), ("9999-01-01T00:00:00Z", 0)):
-        (tmp_path / time_model.PREDICTION_FP8).write_text(written({**said, "date": date}), encoding="utf-8")
-        assert sum(cell.algorithm == time_model.FP8 for cell, *_ in time_model.measured()) == n
+    monkeypatch.setattr(results.Result, "of_today", lambda result, name: today)  # pyright: ignore
+    found = sum(cell.algorithm == time_model.FP8 for cell, *_ in time_model.measured())
+    assert found == (len(eight.data["speed"]) if today else 0)
 
 
 def test_rungs_of_the_backward_pass_come_with_their_ladder(monkeypatch: pytest.MonkeyPatch):
@@ -80,8 +78,9 @@ def test_rungs_of_the_backward_pass_come_with_their_ladder(monkeypatch: pytest.M
     row = {"kernel": None, "dtype": "bfloat16", "head_dim": 64, "causal": True, "length": 1024, "milliseconds": 0.5}
     data = {"algorithm": "flash3_backward", "rows": [{**row, "peer": name} for name in names]}
     before = time_model.said("climb_h100_2026-11-27.jsonl")
-    for date, expected in (("2026-11-27T01:15:25Z", names[:1]), ("2026-11-28T00:00:00Z", names)):
-        files = {("ladder", "h100"): [SimpleNamespace(condition=None, content={"date": date}, data=data)]}
+    for expected in (names[:1], names):
+        of_today = expected.__contains__
+        files = {("ladder", "h100"): [SimpleNamespace(condition=None, of_today=of_today, data=data)]}
         monkeypatch.setattr(results, "find", lambda *_, kind, device, files=files: files.get((kind, device), []))
         found = time_model.blind_gradients("h100")
         assert [c.cell.algorithm for c in found] == list(expected)
