@@ -69,6 +69,17 @@ def test_of_a_result_only_its_data_counts() -> None:
     assert found.where.startswith("rows[rule, ") and found.where.endswith(".status")
 
 
+def test_how_a_result_is_written_makes_no_difference(tmp_path: Path) -> None:
+    """A file of schema 2 is one JSON document, one of schema 3 is JSON Lines."""
+    new = next((RESULTS / "fp8").glob("*.jsonl"))
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({**results.load(new).content, "schema": 2}))
+    assert document("diff", old, new)["same"]
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(new.read_text().splitlines(keepends=True)[:-1]))
+    assert "a JSON document" in one_line("diff", old, cut)
+
+
 @pytest.mark.parametrize("kind", sorted(results.kinds()))
 def test_every_kind_is_the_same_as_itself_and_no_place_is_there_twice(kind: str) -> None:
     files = sorted((RESULTS / kind).glob("*.jsonl"))
