@@ -7,6 +7,7 @@
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
 # make docs       build the site into out/site, and make lite
 # make lite       build out/site/lite: lessons 00 to 04 in JupyterLite, whose Python (Pyodide) runs in the browser
+# make figures    draw README, pages, tables and pictures anew from docs/results
 # make stale      list what was measured of older kernels, with the commands that measure it again
 # make lock       renew requirements/*.txt
 # make clean      remove what these made
@@ -21,7 +22,7 @@ WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite stale lock clean
+.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -66,6 +67,9 @@ lite: .venv/.test .venv-lite/.lite
 	cd build/lite && ../../$(LITE)/jupyter lite build --contents files --piplite-wheels *.whl --output-dir site
 	mkdir -p out/site && rm -rf out/site/lite && mv build/lite/site out/site/lite
 	@echo "python -m http.server --directory out/site, and then http://localhost:8000/lite/lab/index.html"
+
+figures: .venv/.test browser
+	$(BIN)/python -m docs._site
 
 stale: .venv/.test
 	@$(BIN)/python -m docs._site.evidence

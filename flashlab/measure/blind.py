@@ -154,7 +154,7 @@ def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
             if result.condition is not None:
                 continue
             for row in result.data["rows"]:
-                name = row["kernel"] or row["peer"] or result.data["algorithm"]
+                name = row.get("kernel") or row["peer"] or result.data["algorithm"]
                 known = name in fl.CATALOGUE and fl.CATALOGUE[name].operation is BACKWARD
                 if known and result.of_today(name):
                     cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
