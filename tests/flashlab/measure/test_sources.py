@@ -132,7 +132,7 @@ def test_renewing_compiles_what_changed_alone(copy: Path, tmp_path: Path, monkey
 def test_another_nvrtc_renews_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copy(evidence.FOLDER / sources.KERNELS, tmp_path / sources.KERNELS)
     monkeypatch.setattr(sources.nvrtc, "release", lambda: "V99.9.9")
-    with pytest.raises(UsageError, match=r"NVRTC = V99\.9\.9: expected V12"):
+    with pytest.raises(UsageError, match=r"NVRTC = 'V99\.9\.9': expected V12"):
         sources.renew(tmp_path, "2099-01-01")
 
 
