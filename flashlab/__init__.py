@@ -10,6 +10,13 @@ True
 
 from __future__ import annotations
 
+import sys
+
+if sys.orig_argv[1:3] == ["-m", "flashlab"]:  # the command, of which this is all that is loaded before its `__main__`
+    import _flashlab_command
+
+    _flashlab_command.listen()
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
