@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from flashlab.files import check_file, plain, replace_file
+from flashlab.files import check_file, parsed, plain, replace_file
 from flashlab.run.arrays import cupy
 from simulator.catalogue import CATALOGUE
 from simulator.devices import DEVICES
@@ -388,8 +388,8 @@ def name_of(content: Content) -> str:
 def load(path: str | Path) -> Result:
     """Read a result. Raises `UsageError` for a file that is none."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parsed(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
     keys = {each.alias or name for name, each in File.model_fields.items()} | {"data"}
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not keys <= content.keys():  # pyright: ignore
