@@ -276,17 +276,19 @@ def _operator(name: str, function: Any, schema: str, shapes: Any, keep: Any, dif
     made.register_fake(shapes)
     made.register_autograd(differentiate, setup_context=keep)
     operator = getattr(torch.ops.flashlab, name)
-    methods = {
-        "forward": lambda *x: operator(*x),
-        "setup_context": keep,
-        "backward": differentiate,
-        "jvp": _never_forward,
-    }
-    static = {method: staticmethod(each) for method, each in methods.items()}
-    transformed = type(name, (torch.autograd.Function,), static | {"generate_vmap_rule": True})
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(keep)
+        backward = staticmethod(differentiate)
+        jvp = staticmethod(_never_forward)
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return operator(*inputs)
 
     def call(*inputs: Any) -> Any:
-        return (transformed.apply if torch._C._are_functorch_transforms_active() else operator)(*inputs)
+        return (Transformed.apply if torch._C._are_functorch_transforms_active() else operator)(*inputs)
 
     return call
 

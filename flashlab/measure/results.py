@@ -30,7 +30,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from flashlab import jsonlines
-from flashlab.files import check_file, plain, replace_file
+from flashlab.files import check_file, parsed, plain, replace_file
 from flashlab.measure import sources
 from flashlab.run.arrays import cupy
 from simulator.catalogue import CATALOGUE
@@ -438,8 +438,8 @@ def load(path: str | Path) -> Result:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        content = jsonlines.joined(text) if path.suffix == ".jsonl" else json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        content = jsonlines.joined(text) if path.suffix == ".jsonl" else parsed(text)
+    except (OSError, ValueError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
     keys = {each.alias or name for name, each in File.model_fields.items() if each.is_required()} | {"data"}
     if not isinstance(content, dict) or content.get("schema") not in READ or not keys <= content.keys():  # pyright: ignore

@@ -26,8 +26,11 @@ def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = SimpleNamespace(
         empty=empty,
         allocated=allocated,
+        Tensor=Tensor,
         is_grad_enabled=lambda: True,
-        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
+        compiler=SimpleNamespace(is_compiling=lambda: False),
+        autograd=SimpleNamespace(forward_ad=SimpleNamespace(_current_level=-1)),
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234, _are_functorch_transforms_active=lambda: False),
         **{name: f"torch.{name}" for name in (*DTYPES.values(), "float8_e4m3fn", "uint8")},
     )
     monkeypatch.setitem(sys.modules, "torch", module)

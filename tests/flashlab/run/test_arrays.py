@@ -267,7 +267,7 @@ def test_torch_tensors(torch: Any, cupy: FakeCupy, dtype: str) -> None:
     torch.is_grad_enabled = lambda: False
     assert close(call.attention(q, k, v, scale=0.25, out=into).x, expected.out)
     k.is_cuda, k.device = False, "cpu"
-    del torch._C  # what a torch that was built without CUDA lacks
+    del torch._C._cuda_getCurrentRawStream  # what a torch that was built without CUDA lacks
     arrays._framework_named.cache_clear()
     arrays._framework_of.cache_clear()
     with pytest.raises(UsageError, match="k = torch tensor on cpu: expected a CuPy, torch or JAX array in GPU memory"):
