@@ -493,14 +493,14 @@ class Attention(Operation):
         own = (out**2).sum(-1)
         spread = (kept**2 * sizes_of_v[..., None, :] ** 2).sum(-1)
         around = np.maximum(0.0, spread - 2 * (((weights * kept) @ values) * out).sum(-1) + (weights**2).sum(-1) * own)
+        largest = heaviest = weights.max(axis=-1, initial=0.0)
         if p.sinks:
             sinks = arrays["sinks"].astype(np.float64).reshape(p.kv_heads, -1, 1)
+            sunk = np.exp(sinks - base[..., 0])
             top = np.maximum(top, np.where(np.isneginf(sinks), 0.0, np.abs(sinks)))
-            around = around + np.exp(sinks - base[..., 0]) ** 2 * own
-        heaviest = weights.max(axis=-1, initial=0.0)
+            around, largest = around + sunk**2 * own, np.maximum(heaviest, sunk)
         lost = np.zeros(())
         if (least := LEAST_NORMAL.get(p.operand_dtype)) is not None:
-            largest = np.maximum(heaviest, np.exp(sinks - base[..., 0])) if p.sinks else heaviest
             least, largest = least * _beside_the_largest(p, arrays), largest[..., None]
             half_step = UNIT[p.operand_dtype] * least * (largest if p.dtype == FP8 else 1)
             moved, faint = z * np.minimum(half_step, weights), weights < least * largest
