@@ -132,12 +132,19 @@ def test_no_right_kernel_is_rejected(name: str, data: st.DataObject) -> None:
 def test_beside_a_cache_of_8_bits_p_is_float16(
     dtype: str, v_scale: str, keys: Keys, spread: float, kv_dtype: str
 ) -> None:
-    """Whatever Q is. A key's own scale of V, over the largest, makes P smaller still."""
+    """Whatever Q is."""
     arrays = keys.arrays(ATTENTION, dtype)
     far = 10 ** (spread * np.random.default_rng(0).uniform(-1, 1, (len(keys.scores), 1)))
     v = arrays["v"].astype(np.float32) * far
     cache = fl.quantize_cache(arrays["k"], v, kv_dtype, v_scale=v_scale)
     ratio("flash_decoding", arrays | cache._asdict(), scale=1.0)
+
+
+def test_a_values_scale_over_the_largest_makes_p_smaller() -> None:
+    """The second key doesn't count, but for its value, a million times as large."""
+    values = np.random.default_rng(0).standard_normal((2, DIM)) * [[1e-4], [100.0]]
+    arrays = Keys(np.array([0.0, -24.0]), values).arrays(ATTENTION)
+    ratio("flash_decoding", arrays | fl.quantize_cache(arrays["k"], values[None, None])._asdict(), scale=1.0)
 
 
 @pytest.mark.parametrize("name", PLAIN[:2])
