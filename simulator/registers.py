@@ -42,13 +42,14 @@ class Registers:
     >>> import flashlab as fl
     >>> @fl.program
     ... def scores_only(m, q, k, v, problem, tile):
+    ...     out = m.output("out")
     ...     for block in m.launch("scores", rows=problem.row_tiles(tile), warps=4):
     ...         block.step("load")
     ...         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, 0, tile.cols)
     ...         block.step("scores")
     ...         s = block.matmul(q_i, k_j.T, split=("rows", "none"))
-    ...         p = block.exp(s - s.max())
-    ...     return m.output("out")
+    ...         block.store(out, block.exp(s - s.max()), block.i, tile.rows)
+    ...     return out
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
     >>> fl.count(scores_only, p, tile=(64, 64)).flops.other == 2 * 64 * 64  # the maximum and the difference
     True
