@@ -139,7 +139,7 @@ def count(
     if row.operation is SOFTMAX and problem is None:
         if length is None:
             raise UsageError("length", None, f"an integer of at least 1: {row.name} is the softmax of a vector")
-        problem, tile = vector_problem(length, dtype), (1, 128) if tile is None else tile
+        problem = vector_problem(length, dtype)
     elif length is not None:
         raise UsageError("length", length, f"nothing: {row.name} isn't the softmax of a vector, or the problem says it")
     elif among("dtype", dtype, ITEMSIZE) != "float32":

@@ -211,7 +211,7 @@ def test_readme_says_what_catalogue_and_results_say():
 
 
 def test_the_matrix_ticks_only_what_is_there():
-    """A row without a formula, a kernel or results has no ticks for them. What was measured: tests/flashlab/measure/test_sources.py."""
+    """A row without a formula, a kernel or results has no ticks for them. (Measured: flashlab/measure/test_sources.py)"""
     row = simulator.catalogue.CATALOGUE["flash2"]
     assert all(readme.tick(find(row)) for find in readme.COLUMNS.values())
     bare = dataclasses.replace(row, name="mine", formula=None, kernels=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError
+from simulator.errors import SramOverflow, UsageError
 from simulator.fields import flag
 from simulator.memory import check_memory
 from simulator.names import DeviceName
 from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike, run_on_data
+from simulator.simulate import Scales, TileLike, run_on_data, run_on_shapes
 
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
@@ -67,6 +67,7 @@ class Emulation:
     unwritten: Mapping[str, int]
     kernels: tuple[Kernel, ...]
     left: tuple[str, ...] = ()
+    program: Program | None = field(default=None, compare=False)
 
     @property
     def out(self) -> Array:
@@ -84,7 +85,10 @@ class Emulation:
 
     @cached_property
     def differences(self) -> list[str]:
-        """Where the bytes, by step and tensor, or the matrix products aren't the formula's, a line each."""
+        """Where the bytes, by step and tensor, or the matrix products aren't the formula's, a line each.
+
+        So is the SRAM of a block: the kernels are launched with what the formula says, and the tile program lays it out.
+        """
         planned = zip(self.counts.launches, self.kernels, strict=True)
         formula = [(launch, kernel) for launch, kernel in planned if launch.blocks]
         return [
@@ -92,6 +96,22 @@ class Emulation:
             for launch, (expected, kernel) in zip(self.launches, formula, strict=True)
             if not launch.stopped
             for line in _compare(launch, expected, kernel)
+        ] + self._sram()
+
+    def _sram(self) -> list[str]:
+        """Where a block of the tile program holds other bytes of SRAM than the formula says."""
+        c = self.counts
+        if self.program is None or c.problem.mask:  # what a mask leaves is data: then the counts are the program's own
+            return []
+        try:
+            asked = ("lse",) if "lse" in c.tensors else ()
+            run = run_on_shapes(self.program, c.problem, tile=c.tile, device=c.device, asked=asked)
+        except SramOverflow as error:
+            return [str(error)]
+        return [
+            f"{x.name}: {x.sram_peak:,} bytes of SRAM per block in the tile program, the formula {y.sram_peak:,}"
+            for x, y, kernel in zip(run.launches, c.launches, self.kernels, strict=True)
+            if x.sram_peak != y.sram_peak and kernel.settles("sram.peak")
         ]
 
     def checked(self) -> Emulation:
@@ -230,7 +250,13 @@ def emulate_problem(
     zeros = [spec.name for spec in counts.tensors.values() if spec.zeros and judged]
     left = [f"{name}: not all zeros, as the next launch needs it" for name in zeros if arena.buffers[name].data.any()]
     return Emulation(
-        found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n}, kernels, tuple(left)
+        found,
+        counts,
+        tuple(launches),
+        {name: n for name, n in unwritten.items() if n},
+        kernels,
+        tuple(left),
+        row.program,
     )
 
 

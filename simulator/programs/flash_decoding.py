@@ -436,7 +436,7 @@ def decode(
         scales.reserve(block)
         scales.begin(block)
         if words := told_words(problem, c.stages):
-            block.alloc("units", words, dtype="int32", copies=w)
+            block.alloc("units", words, dtype="int32", copies=w, fragment=4)  # words, which no tensor core reads
         if block.walk:
             block.step("load_q")
             for readers, nbytes in told(problem):

@@ -157,6 +157,12 @@ def test_softmax_of_a_vector(name: str, length: int, tile: int, dtype: str) -> N
 
 
 @pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
+def test_softmax_of_a_vector_has_one_default_tile(name: str) -> None:
+    x = np.arange(65, dtype=np.float32).reshape(1, -1)
+    assert fl.count(name, length=65) == fl.simulate(name, x).counts == fl.softmax(name, x[0]).counts
+
+
+@pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
 def test_softmax_of_a_long_vector_is_counted_at_once(name: str) -> None:
     assert calls(lambda: fl.count(name, length=2**40)) < 5000
 

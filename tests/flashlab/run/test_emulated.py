@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,23 @@ def test_built_for_a_gpu(device: str) -> None:
     arrays = fl.random_inputs(SMALL)
     judgement = judge(expect(SMALL, *arrays), attention(*arrays, causal=True, device=device), None)
     assert judgement.passed, judgement.message
+
+
+def test_the_sram_of_a_block_is_the_tile_programs() -> None:
+    """Of a ragged batch, too, where a warp tells itself its next units. Seeded: a formula with 16 bytes more, and a device where
+    the tile program alone doesn't fit."""
+    p = fl.Problem(batch=1, heads=1, lengths=[(1, 1)], head_dim=128, dtype="float16")
+    run = fl.emulate("flash_decoding", **ATTENTION.draw(p), **p.masks)
+    assert run.passed, run.complaints()
+    (launch,) = run.counts.launches
+    more = replace(run.counts, launches=(replace(launch, sram_peak=launch.sram_peak + 16),))
+    other = replace(run, counts=more)
+    assert not other.passed
+    (line,) = other.complaints()
+    assert line == f"flash_decoding: 222,112 bytes of SRAM per block in the tile program, the formula {222_112 + 16:,}"
+    small = replace(run.counts, device=run.counts.device.replace(sram_per_block=10_000))
+    (line,) = replace(run, counts=small).complaints()
+    assert "bytes of SRAM per block, and h100 has 10,000" in line
 
 
 @pytest.mark.parametrize(("len_q", "len_kv"), [(0, 5), (5, 0)])
