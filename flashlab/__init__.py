@@ -10,7 +10,7 @@ True
 
 from __future__ import annotations
 
-from flashlab import command  # noqa: F401  # first: it listens for interrupts while the rest loads
+from flashlab import command as command  # first: it listens for interrupts while the rest loads
 
 # isort: split
 

@@ -195,9 +195,9 @@ class Kind(Generic[D]):
     schema: type[D]
     headline: Callable[[D], str]
     table: Callable[[D], str]
+    beside: Mapping[str, type[Data]] = field(default_factory=dict[str, "type[Data]"])
     passed: Callable[[Content, str], bool | None] = _not_judged
     """What the data say of one algorithm: did all that was judged of it hold? None where nothing was."""
-    beside: Mapping[str, type[Data]] = field(default_factory=dict[str, "type[Data]"])
 
     def data(self, result: Result) -> D:
         """A result's data, validated by the schema."""
