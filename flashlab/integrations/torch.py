@@ -10,10 +10,10 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any, Unpack
 
-from flashlab.run.backward import attention_backward, one_order
+from flashlab.run.backward import attention_backward
 from flashlab.run.call import attention as attention_forward
+from flashlab.run.choose import elsewhere, one_order
 from flashlab.run.host import check_no_tangent, no_tangent, refused
-from flashlab.run.plan import elsewhere
 from flashlab.run.randomness import state_of
 from simulator import catalogue
 from simulator.devices import DEVICES, Device
@@ -206,7 +206,7 @@ def _forward(
 
 def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: bool) -> None:
     """Raises `UsageError` where no backward pass takes the problem, or a gradient of what it has none for is wanted."""
-    row = catalogue.get(one_order("auto") if deterministic else elsewhere("auto", BACKWARD))
+    row = catalogue.get(one_order("auto", BACKWARD) if deterministic else elsewhere("auto", BACKWARD))
     for name, x in given.items():
         known = any(FIELDS[feature].operand == name for feature in row.support.masks)
         if (x.requires_grad and name != "sinks") or not known:

@@ -37,6 +37,7 @@ __all__ = [
     "operand",
     "package_of",
     "refused",
+    "traced",
     "title_of",
     "to_numpy",
     "wants_gradient",
@@ -197,6 +198,16 @@ def wants_gradient(x: Any) -> bool:
     """Is it a torch tensor through which a gradient is to flow?"""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
+
+
+def traced() -> bool:
+    """Does torch compile or transform what is called, or carry tangents along?"""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def belongs_to_torch(*inputs: Any) -> bool:

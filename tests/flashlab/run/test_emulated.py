@@ -127,8 +127,11 @@ def read_only(x: Any) -> Any:
 
 Q = np.zeros((1, 2, 40, 32), np.float16)
 BAD_OUT = [
-    (lambda _: np.zeros((1, 2, 40, 16), "f2"), "out.shape = (1, 2, 40, 16): expected (1, 2, 40, 32), as q has"),
-    (lambda _: np.zeros(Q.shape, "f4"), "out.dtype = 'float32': expected float16, for q of float16"),
+    (
+        lambda _: np.zeros((1, 2, 40, 16), "f2"),
+        "out.shape = (1, 2, 40, 16): expected (1, 2, 40, 32), its axes are batch",
+    ),
+    (lambda _: np.zeros(Q.shape, "f4"), "out.dtype = 'float32': expected float16"),
     (lambda q: q, "out = 'memory shared with q': expected an array apart from the inputs"),
     (lambda _: read_only(np.zeros(Q.shape, "f2")), "out = 'read-only array'"),
     (lambda _: np.lib.stride_tricks.as_strided(Q.copy(), Q.shape, (0, 0, 64, 2)), "don't overlap each other"),
@@ -141,7 +144,7 @@ def test_out_that_cannot_be_written(made: Any, line: str, monkeypatch: pytest.Mo
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("ran")
 
-    monkeypatch.setattr(emulated, "emulate", never)
+    monkeypatch.setattr(emulated, "emulate_problem", never)
     q, k, v = fl.random_inputs(SMALL)
     with pytest.raises(fl.UsageError) as refused:
         attention(q, k, v, out=made(q))
