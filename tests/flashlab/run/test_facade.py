@@ -47,9 +47,9 @@ def run_of(algorithm: str, problem: fl.Problem, arrays: dict[str, Any]) -> Calla
 
 
 WAYS: dict[str, tuple[str, Callable[[fl.Problem, dict[str, Any]], Callable[[], Any]], int]] = {
-    "attention": ("flash2", lambda p, x: lambda: fl.attention(**x, causal=True), 50),
-    "attention, out": ("flash2", lambda p, x: (lambda out: lambda: fl.attention(**x, causal=True, out=out))(fl.attention(**x)), 43),
-    "attention, auto, LSE": ("flash3", lambda p, x: lambda: fl.attention(**x, algorithm="auto", lse=True, causal=True), 70),
+    "attention": ("flash2", lambda p, x: lambda: fl.attention(**x, causal=True), 54),
+    "attention, out": ("flash2", lambda p, x: (lambda out: lambda: fl.attention(**x, causal=True, out=out))(fl.attention(**x)), 47),
+    "attention, auto, LSE": ("flash3", lambda p, x: lambda: fl.attention(**x, algorithm="auto", lse=True, causal=True), 74),
     "backward": ("flash2_backward", lambda p, x: lambda: fl.attention_backward(**x, causal=True), 108),
     "plan.run": ("flash2", lambda p, x: run_of("flash2", p, x), 43),
     "plan.run, backward": ("flash2_backward", lambda p, x: run_of("flash2_backward", p, x), 93),
