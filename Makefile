@@ -7,6 +7,8 @@
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
 # make docs       build the site into out/site, and make lite
 # make lite       build out/site/lite: lessons 00 to 04 in JupyterLite, whose Python (Pyodide) runs in the browser
+# make figures    draw README, pages, tables and pictures anew from docs/results
+# make stale      list what was measured of older kernels, with the commands that measure it again
 # make lock       renew requirements/*.txt
 # make clean      remove what these made
 
@@ -20,7 +22,7 @@ WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite lock clean
+.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -65,6 +67,12 @@ lite: .venv/.test .venv-lite/.lite
 	cd build/lite && ../../$(LITE)/jupyter lite build --contents files --piplite-wheels *.whl --output-dir site
 	mkdir -p out/site && rm -rf out/site/lite && mv build/lite/site out/site/lite
 	@echo "python -m http.server --directory out/site, and then http://localhost:8000/lite/lab/index.html"
+
+figures: .venv/.test browser
+	$(BIN)/python -m docs._site
+
+stale: .venv/.test
+	@$(BIN)/python -m docs._site.evidence
 
 # The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.
 %/.demo: requirements/demo.txt pyproject.toml | %
@@ -129,4 +137,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv .venv-torch .venv-lite .venv-lowest out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch .venv-lite .venv-lowest out build dist docs/lessons docs/measured docs/commands docs/schemas docs/results/schema .pytest_cache .ruff_cache .hypothesis

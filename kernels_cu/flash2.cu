@@ -12,10 +12,7 @@
 //   registers   O (BR x D) and S (BR x BC) in float32, spread over the warps; m, l of each row
 //
 // Expected: HBM reads Q once, K and V once per row of tiles, writes O and the LSE once; the tensor cores bind.
-// Measured (H200, bf16 and fp16, 16k tokens, hidden size 2048, lengths 1k, 4k, 16k; against SDPA's flash backend, calls
-// interleaved, median of the ratios; data: docs/results/bench/flash2_h200_2026-11-21.json):
-//   - bytes: to the byte. Speed: D = 64 1.12 to 1.16 times, causal 1.17 to 1.20; D = 128 1.06 to 1.09, causal 1.15 to
-//     1.20. That is about 350 and 380 TFLOP/s at 4k and 16k, 45 to 48 and 49 to 52 % of that run's matmul (which has wgmma).
+// Measured: README.md leads to the newest bytes and times.
 //
 // 255 registers leave two warps to a scheduler, and while both are in their softmax, nothing is multiplied. Hence no branch
 // stands between the exponentials and P V (the compiler then mixes them), and Bc is 128 at D = 64. Two stages pay where two

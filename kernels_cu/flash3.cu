@@ -17,13 +17,9 @@
 //
 // Expected: the cost of a tile's start and end is hidden, most of all in short sequences. No block is left alone with long
 // rows.
-// Measured (H200, bf16, 16k tokens in all, hidden size 2048, against FlashAttention-4 and cuDNN, calls interleaved, median of the
-// ratios; data: docs/results/bench/flash3_h200_2026-11-21.json): 1.02 to 1.13 times the better of the two in every cell, 0.46 to
-// 1.11 of that run's matrix product. Against rung 3 (ladder/flash3_h200_2026-11-21.json): 1.01 to 1.02 times at 16k full,
-// 1.02 to 1.14 at 1k full, 1.11 to 1.34 at 1k causal, 1.05 to 1.14 at 16k causal.
-// What binds (profile/flash3_h200_2026-11-21.json): the clock, by the power limit, in every cell, once calls follow each other
-// without a pause. On zeros, which take less power, the kernel is 1.15 to 1.37 times as fast. Within the clocks: at D = 128 and
-// 256 the tensor cores bind; at D = 64 no unit does; at 1k the first scores and the last output of each tile do.
+// What binds (docs/flash3.md): the power limit lowers the clock, once calls follow each other without a pause. Within the clocks the
+// tensor cores bind at D = 128 and 256, and no unit does at D = 64. With few keys the first scores and the last output of each tile
+// bind.
 #include "flash3.cuh"
 #include "philox.cuh"
 

@@ -10,8 +10,7 @@
 //
 // Expected: the tensor cores run at twice the rate of mma.sync, and copies cost no instructions. But while a warpgroup is
 // in its softmax, nothing is multiplied for it, and all warpgroups wait for each other once per tile.
-// Measured (H200, bf16, 16k tokens in all, hidden size 2048; data: docs/results/ladder/flash3_h200_2026-11-21.json): 1.3 to 1.4
-// times flash2 at D = 128 and 1.6 to 2.0 at D = 256 (4k and 16k), and a third less than flash3.
+// So the wider the head, the more this rung gains over flash2 (docs/flash3.md).
 #include "flash3.cuh"
 
 constexpr int THREADS = CONSUMERS * WARPGROUP;

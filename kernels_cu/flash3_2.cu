@@ -11,8 +11,7 @@
 // NEW marks what this kernel adds to rung 1.
 //
 // Expected: warpgroups drift apart, so that one multiplies while the other takes exponentials. Loads run a whole ring ahead.
-// Measured (H200, bf16; data: docs/results/ladder/flash3_h200_2026-11-21.json): 1.04 to 1.13 times rung 1 at D = 128
-// and 256. The drift is left to chance, and within a warpgroup softmax and products still alternate.
+// But the drift is left to chance, and within a warpgroup softmax and products still alternate (docs/flash3.md).
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;  // NEW

@@ -30,6 +30,7 @@ from simulator.formulas import paged as paged_formula
 from simulator.formulas import softmax as softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.formulas import standard_backward as standard_backward_formula
+from simulator.misuse import undecorated
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
@@ -609,6 +610,7 @@ def get(algorithm: str | Program) -> Algorithm:
     if isinstance(algorithm, Program):
         own = Algorithm(algorithm.name, algorithm, support=Support(masks=FEATURES))
         return next((row for row in CATALOGUE.values() if row.program is algorithm), own)
+    undecorated(algorithm)
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]

@@ -438,6 +438,10 @@ class Book:
         if n:
             self.page.distinct[tensor, direction] += n
 
+    def reached(self, tensor: str, direction: str) -> int:
+        """The bytes that the launches so far request at least once, in one of them or in several."""
+        return sum(page.distinct.get((tensor, direction), 0) for page in self._pages)
+
     def compute(self, *, matmul: int = 0, other: int = 0, exp: int = 0) -> None:
         """Count arithmetic."""
         page = self.page

@@ -102,6 +102,23 @@ def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:
     return UsageError(argument, value, f"one of {', '.join(names)}{hint}")
 
 
+class Misnamed(UsageError, AttributeError):
+    """A name that an object of a tile program doesn't have."""
+
+
+def misnamed(of: str, x: object, name: str, accepted: str | None = None) -> AttributeError:
+    """The error for a name that `x`, which a program calls `of`, doesn't have. It suggests the nearest.
+
+    >>> str(misnamed("text", "", "spilt"))
+    'text.spilt = unknown: expected text.split'
+    """
+    if name.startswith("__"):  # Python and NumPy ask for these to learn what an object can do
+        return AttributeError(name)
+    names = [each for each in dir(x) if not each.startswith("_")]
+    near = [f"{of}.{each}" for each in difflib.get_close_matches(name, names, n=1)]
+    return Misnamed(f"{of}.{name}", Said("unknown"), accepted or ", ".join(near) or f"one of {', '.join(names)}")
+
+
 def among(argument: str, value: Any, known: Iterable[str]) -> str:
     """An argument that is one of these names. Raises the error for any other, and for what is no text."""
     names = list(known)

@@ -1,9 +1,13 @@
-"""What a tile program hands to the wrong call: errors that name the call, where NumPy would fail somewhere inside."""
+"""What a tile program hands to the wrong call: errors that name the call, where Python or NumPy would fail somewhere inside."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from simulator.config import padded
 from simulator.errors import Said, UsageError
@@ -15,6 +19,8 @@ _SPLIT = (
     "how the warps read each of the two operands, as in ('rows', 'none'): 'rows' or 'cols' (they share it out), or 'none' "
     "(each reads all of it)"
 )
+_NUMBERS = float, int, np.number
+_CALLED = {"Block": "block", "Machine": "m", "Registers": "x", "SramTile": "tile", "HbmTensor": "tensor"}
 
 
 def operand(name: str, x: object, kinds: type | tuple[type, ...], accepted: str) -> None:
@@ -28,8 +34,16 @@ def tensor(call: str, x: object) -> None:
     operand(f"the tensor of {call}", x, HbmTensor, "a tensor in HBM, as q or an output is")
 
 
-def product(a: SramTile | Registers, b: SramTile, split: Sequence[object]) -> None:
-    """Refuses operands that no tensor core multiplies, and a missing split."""
+def registers(call: str, *operands: object, numbers: bool = False) -> None:
+    """Refuses operands that aren't in registers, among which there may be `numbers`."""
+    for x in operands:
+        if not isinstance(x, Registers) and not (numbers and isinstance(x, _NUMBERS)):
+            brought = f": {x.brought}" if isinstance(x, HbmTensor | SramTile) else ""
+            raise UsageError(f"operand of {call}", Said(_in_words(x)), f"registers{brought}")
+
+
+def product(a: SramTile | Registers, b: SramTile, split: Sequence[object], acc: Registers | None) -> None:
+    """Refuses operands that no tensor core multiplies, a missing split, and what the product can't be added to."""
     operand("block.matmul's first operand", a, (SramTile, Registers), f"a tile in SRAM or in registers: {_BROUGHT}")
     operand("block.matmul's second operand", b, SramTile, f"a tile in SRAM: {_BROUGHT}")
     if len(split) != 2:
@@ -37,6 +51,24 @@ def product(a: SramTile | Registers, b: SramTile, split: Sequence[object]) -> No
     if padded(a.cols) != padded(b.rows):
         shapes = f"({a.rows}, {a.cols}) @ ({b.rows}, {b.cols})"
         raise UsageError("matmul", shapes, "as many columns on the left as rows on the right (is a .T missing?)")
+    if acc is not None:
+        registers("block.matmul's acc", acc)
+        if (acc.rows, acc.cols) != (a.rows, b.cols):
+            shape = f"({acc.rows}, {acc.cols})"
+            raise UsageError("block.matmul's acc", Said(shape), f"({a.rows}, {b.cols}), as the product has")
+
+
+def stored(call: str, to: HbmTensor, x: Registers, rows: int, j: int, cols: int | None) -> None:
+    """Refuses registers that don't fill a tile of rows x cols: they would count as if they did. It refuses inputs, too."""
+    tensor(f"{call}(tensor, registers, i, rows)", to)
+    operand(f"{call}'s second operand", x, Registers, "registers")
+    if to.spec.role == "input":
+        raise UsageError(f"{call}'s tensor", Said(f"{to.name}, an input"), "an output or a workspace")
+    cols = cols or to.cols
+    inside = to.cols - j * cols
+    if x.rows != rows or x.cols not in (cols, inside):
+        shape = f"({rows}, {cols})" + (f", or ({rows}, {inside}) where {to.name} ends" if 0 < inside < cols else "")
+        raise UsageError(f"{call}'s registers", Said(f"({x.rows}, {x.cols})"), f"{shape}, as the tile of {to.name} has")
 
 
 def broadcast(f: Callable[..., Any], tiles: Sequence[Registers], rows: int, cols: int) -> None:
@@ -47,7 +79,46 @@ def broadcast(f: Callable[..., Any], tiles: Sequence[Registers], rows: int, cols
         raise UsageError(f"operands of np.{getattr(f, '__name__', 'f')}", Said(shapes), accepted)
 
 
+def walk(f: object) -> None:
+    """Refuses what is no function of a block's row."""
+    if not callable(f):
+        raise UsageError("walk", f, "a function of a block's row, as walk=lambda i: range(i + 1)")
+
+
+def walked(found: object) -> None:
+    """Refuses what no block loops over."""
+    if not isinstance(found, Sequence):
+        raise UsageError("what walk returns", found, "a range, a list or a tuple, as from walk=lambda i: range(i + 1)")
+
+
+def arguments(error: TypeError, classes: Sequence[type]) -> UsageError | None:
+    """The error for a call of a method of these classes with too few arguments, too many or unknown ones.
+
+    None if Python says something else.
+    """
+    for each in classes:
+        match = re.match(rf"{each.__name__}\.(\w+)\(\) ((?:missing|takes|got) .*)", str(error))
+        if match and inspect.isfunction(f := vars(each).get(match[1])):
+            call = f"{_CALLED[each.__name__]}.{match[1]}"
+            return UsageError(call, Said(match[2]), f"{call}{parameters(f, 1)}")
+    return None
+
+
+def parameters(f: Callable[..., object], first: int = 0) -> inspect.Signature:
+    """A function's parameters from the first one on, without their types."""
+    return inspect.Signature([p.replace(annotation=p.empty) for p in inspect.signature(f).parameters.values()][first:])
+
+
+def undecorated(f: object) -> None:
+    """Refuses a function that has a tile program's parameters and lacks the decorator."""
+    if inspect.isfunction(f) and [*inspect.signature(f).parameters][-2:] == ["problem", "tile"]:
+        accepted = f"a tile program: write @fl.program above def {f.__name__}"
+        raise UsageError("algorithm", Said(f"the function {f.__name__}"), accepted)
+
+
 def _in_words(x: object) -> str:
     if isinstance(x, Registers):
         return "registers"
-    return f"{x.name} in HBM" if isinstance(x, HbmTensor) else type(x).__name__
+    if isinstance(x, HbmTensor | SramTile):
+        return f"{x.name} in {'HBM' if isinstance(x, HbmTensor) else 'SRAM'}"
+    return type(x).__name__

@@ -10,9 +10,9 @@ import re
 from bisect import bisect
 from collections.abc import Iterator
 
+from flashlab.measure.sources import tokens, without_comments
+
 MARK = re.compile(r"// step: (\w+)(?: \(.+\))?$", re.MULTILINE)
-COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
-TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def patched(text: str, old: str, new: str, *, step: str | None = None) -> str:
@@ -56,16 +56,6 @@ def place(text: str, code: str, *, step: str | None = None) -> tuple[int, int]:
     return match.span()
 
 
-def without_comments(text: str) -> str:
-    """The source with blanks in place of comments, so that every other character keeps its place."""
-    return COMMENT.sub(lambda m: m[1] or re.sub(r"[^\n]", " ", m[0]), text)
-
-
-def tokens(text: str) -> list[str]:
-    """What a source is to a compiler, nearly: two that differ in comments and white space have the same."""
-    return TOKEN.findall(without_comments(text))
-
-
 def _regions(text: str, step: str) -> Iterator[tuple[int, int]]:
     marks = list(MARK.finditer(text))
     begins = [mark.start() for mark in marks]
@@ -77,7 +67,5 @@ def _regions(text: str, step: str) -> Iterator[tuple[int, int]]:
 
 def _pattern(code: str) -> re.Pattern[str]:
     """The same tokens with any white space between them: none is cut in two."""
-    parts = [
-        rf"\b{token}\b" if token[0].isalnum() or token[0] == "_" else re.escape(token) for token in TOKEN.findall(code)
-    ]
+    parts = [rf"\b{token}\b" if token[0].isalnum() or token[0] == "_" else re.escape(token) for token in tokens(code)]
     return re.compile(r"\s*".join(parts))

@@ -210,24 +210,28 @@ def test_readme_says_what_catalogue_and_results_say():
         replaced(text.replace("<!-- speed: end -->", ""), "readme", dict(readme.drawn()))
 
 
-def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
-    """A row without a formula, a kernel or results has no ticks for them; a count that differs loses its tick."""
+def test_the_matrix_ticks_only_what_is_there():
+    """A row without a formula, a kernel or results has no ticks for them. (Measured: flashlab/measure/test_sources.py)"""
     row = simulator.catalogue.CATALOGUE["flash2"]
-    assert all(find(row) for find in readme.COLUMNS.values())
+    assert all(readme.tick(find(row)) for find in readme.COLUMNS.values())
     bare = dataclasses.replace(row, name="mine", formula=None, kernels=())
-    assert [name for name, find in readme.COLUMNS.items() if find(bare)] == ["program"]
-    real = readme.measured
+    assert [name for name, find in readme.COLUMNS.items() if readme.tick(find(bare))] == ["program"]
 
-    def one_differs(kind: str) -> list[results.Result]:
-        if kind != "counters":
-            return real(kind)
-        return [
-            results.Result(of.path, {**of.content, "data": {"summary": {"compared": 9, "equal": 8}}})
-            for of in real(kind)
-        ]
 
-    monkeypatch.setattr(readme, "measured", one_differs)
-    assert [name for name, find in readme.COLUMNS.items() if not find(row)] == ["bytes = counters"]
+FIGURE = re.compile(r"\d(?:\.\d+)? (?:times|×)(?! a)|TFLOP|\d ?% (?:slower|faster|of)|\d (?:µs|us|ms)\b|docs/results/")
+"""A speed that somebody measured, or a file of it."""
+SOURCES = [*kernels_cu.include_dir().glob("*.cuh"), *kernels_cu.include_dir().parent.glob("*.cu")]
+
+
+def test_comments_of_kernels_quote_no_measurement():
+    """A newer file would contradict them, and nothing would say so. They lead to a page, which is drawn from files."""
+    comments = {path.name: " ".join(re.findall("//.*", path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {name: FIGURE.findall(said) for name, said in comments.items() if FIGURE.search(said)} == {}
+
+
+@pytest.mark.parametrize("said", ["1.02 to 1.13 times the better", "350 TFLOP/s", "10 % slower", "took 12 µs"])
+def test_a_quoted_measurement_is_found(said: str):
+    assert FIGURE.search(f"// Measured: {said}")
 
 
 def test_readme_is_short():

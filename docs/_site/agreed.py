@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def agreed(algorithms: Sequence[str]) -> str:
     """A row per algorithm, by the newest result that has it."""
-    found = results.find(ROOT / results.FOLDER, kind="agreement")
     rows = []
     for name in algorithms:
-        of = next((x for x in reversed(found) if x.content["algorithms"] == [name]), None)
+        found = results.find(ROOT / results.FOLDER, kind="agreement", algorithm=name)
+        of = next((x for x in reversed(found) if x.algorithms == (name,)), None)
         if of is None:
             rows.append(f"| {name} | not measured yet | | | | |")
             continue

@@ -1,7 +1,6 @@
 """Publishes the command line: its page, as typer writes it, and the JSON Schemas of what `--json` prints.
 
-`python -m docs._site.commands` writes the schemas (docs/schemas/*.json). A test holds them to the models. The page is made
-when the site is built.
+All of it is made when the site is built, the schemas as docs/schemas/*.json.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import sys
 from pathlib import Path
 
 from flashlab.cli.documents import DOCUMENTS, json_schema
-from flashlab.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS = ROOT / "docs" / "schemas"
 OPENING = """\
 # Commands
 
@@ -53,16 +50,3 @@ def _section(text: str) -> str:
     lines = "\n".join(line for line in examples.splitlines() if line)
     schema = f"[The schema of its JSON document](../schemas/{name}.json)."
     return f"## {text.strip()}\n\n```sh\n{lines}\n```\n\n{schema}\n"
-
-
-def main() -> None:
-    SCHEMAS.mkdir(exist_ok=True)
-    for path in SCHEMAS.glob("*.json"):
-        if path.name not in schemas():
-            path.unlink()
-    for name, text in schemas().items():
-        replace_file(SCHEMAS / name, text)
-
-
-if __name__ == "__main__":
-    main()

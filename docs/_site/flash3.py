@@ -25,6 +25,7 @@ from docs._site import kinds
 from docs._site.blocks import replaced
 from docs._site.figures import STYLE
 from docs._site.flash3_binds import prose
+from docs._site.timed import age
 from flashlab.files import replace_file
 from flashlab.measure import results, speed, tiles
 from simulator.catalogue import get, ladder
@@ -435,7 +436,7 @@ def target(of: results.Result) -> str:
 
 
 def link(of: results.Result) -> str:
-    return f"[{of.kind}]({target(of)})"
+    return f"[{of.kind}]({target(of)}){age(of)}"
 
 
 def source(of: results.Result) -> str:

@@ -1,7 +1,7 @@
 """Publishes the kinds of results, as the modules that measure declare them.
 
-`python -m docs._site.kinds` writes their JSON Schemas (docs/results/schema/*.json) and the table in
-docs/results/README.md. A test holds both to it.
+`python -m docs._site.kinds` writes the table in docs/results/README.md, and a test holds it to that. The JSON Schemas to
+which it links, docs/results/schema/*.json, are made when the site is built.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / results.FOLDER
-SCHEMAS = RESULTS / "schema"
 PAGE = RESULTS / "README.md"
 
 KINDS = results.kinds(*results.ROOMS, "tests.flashlab.emulator")
@@ -46,12 +45,6 @@ def table() -> str:
 
 
 def main() -> None:
-    SCHEMAS.mkdir(exist_ok=True)
-    for path in SCHEMAS.glob("*.json"):
-        if path.name not in schemas():
-            path.unlink()
-    for name, text in schemas().items():
-        replace_file(SCHEMAS / name, text)
     replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "kinds", {"kinds": table()}))
 
 

@@ -1,9 +1,10 @@
-"""Makes the site's generated pages: the lessons, with working players, what was measured, the commands and the race's data.
+"""Makes the site's generated pages: the lessons, with working players, what was measured, the commands, the JSON Schemas and the
+race's data.
 
-docs/conf.py calls `write` before Sphinx reads docs/. Lessons go to docs/lessons and measurements to docs/measured,
-which git ignores. No lesson is run: its outputs are those that notebooks/*.ipynb hold, and figures keep the tables
-that they carry. Only cells that show a player are run, after the lesson's imports. So such a cell must stand on its
-own.
+docs/conf.py calls `write` before Sphinx reads docs/. Lessons go to docs/lessons, measurements to docs/measured and schemas to
+docs/schemas and docs/results/schema, which git ignores. No lesson is run: its outputs are those that notebooks/*.ipynb hold, and
+figures keep the tables that they carry. Only cells that show a player are run, after the lesson's imports. So such a cell must
+stand on its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 
 from docs._site import commands, race
 from docs._site import figures as site_figures
-from docs._site.kinds import KINDS, claim
+from docs._site.kinds import KINDS, claim, schemas
 from flashlab import Player
 from flashlab.lessons.show import TABLE, Shown
 from flashlab.measure import results
@@ -37,19 +38,21 @@ IN_THE_BROWSER = tuple(sorted(path.name for path in NOTEBOOKS.glob("0[0-4]_*.ipy
 
 
 def write(docs: Path, *, few: bool = False) -> None:
-    """Make the pages in docs/lessons and docs/measured. Unchanged files are left alone; files of no page are
+    """Make the pages in docs/lessons and docs/measured, and what they link to. Unchanged files are left alone; files of no page are
     removed. `few` leaves out what is measured but for some of each kind."""
     chosen = some_of_each_kind() if few else results.find(RESULTS)
     pages = {f"measured/{name}": text for name, text in measured(chosen)} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
     pages["lessons/players/race-data.js"] = race.script()  # where what is served as it stands is made
+    pages |= {f"schemas/{name}": text for name, text in commands.schemas().items()}
+    pages |= {f"results/schema/{name}": text for name, text in schemas().items()}
     for name, text in pages.items():
         path = docs / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-    for folder in ("lessons", "measured", "commands"):
+    for folder in ("lessons", "measured", "commands", "schemas", "results/schema"):
         for path in (docs / folder).rglob("*.*"):
             if path.relative_to(docs).as_posix() not in pages:
                 path.unlink()

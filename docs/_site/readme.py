@@ -6,20 +6,19 @@ typed by hand.
 
 from __future__ import annotations
 
-import functools
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from docs._site import evidence
 from docs._site.blocks import replaced
+from docs._site.timed import age
 from flashlab.files import replace_file
 from flashlab.measure import results
 from flashlab.run import abi
-from simulator.catalogue import CATALOGUE, Algorithm
-from simulator.operations.softmax import SOFTMAX
+from simulator.catalogue import Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"
@@ -39,19 +38,7 @@ DEVICE = "h200"
 """The device of the table of speeds."""
 DIMS, MASKS, LENGTH = (64, 128, 256), (False, True), 16384
 
-Found = Path | results.Result | None
-
-
-@functools.cache
-def measured(kind: str) -> list[results.Result]:
-    """The results of a kind, oldest first."""
-    return results.find(ROOT / results.FOLDER, kind=kind)
-
-
-def matching(kind: str, name: str, holds: Callable[[results.Data], bool]) -> Found:
-    """The newest result of a kind that names an algorithm and whose data satisfy `holds`, best without a condition."""
-    found = [of for of in reversed(measured(kind)) if name in of.algorithms and holds(of.data)]
-    return next((of for of in found if of.condition is None), next(iter(found), None))
+Found = Path | evidence.Evidence | None
 
 
 # -- the matrix -----------------------------------------------------------------------------------------------------
@@ -75,72 +62,41 @@ def kernel(row: Algorithm) -> Found:
     return abi.own_source(row)
 
 
-def emulated(row: Algorithm) -> Found:
-    """The result by which the emulator's bytes equal a GPU's in every launch, without a finding."""
-
-    def holds(data: results.Data) -> bool:
-        bytes_ = [n for what, n in data["summary"]["by_quantity"].items() if what.startswith(("hbm.", "sram."))]
-        return bool(bytes_) and all(equal == n for equal, n in bytes_) and data["summary"]["findings"] == 0
-
-    return matching("agreement", row.name, holds)
-
-
-def counted(row: Algorithm) -> Found:
-    """The result by which every count equals the hardware counter."""
-    return matching("counters", row.name, lambda data: 0 < data["summary"]["compared"] == data["summary"]["equal"])
-
-
-def verified(row: Algorithm) -> Found:
-    """The result of a verification that passed on a GPU, in full if there is one."""
-
-    def holds(data: results.Data) -> bool:
-        return data["target"] == row.name and data["backend"] == "gpu" and data["passed"]
-
-    full = matching("verify", row.name, lambda data: holds(data) and data["full"])
-    return full or matching("verify", row.name, holds)
-
-
 def lesson(row: Algorithm) -> Found:
     return ROOT / "notebooks" / f"{LESSONS[row.name]}.ipynb" if row.name in LESSONS else None
-
-
-def timed(row: Algorithm) -> Found:
-    """The result that times it: on its own, or else beside the algorithm that it leads to."""
-    found = [of for kind in ("bench", "fp8", "ladder", "blind") for of in reversed(measured(kind))]
-    found.sort(key=lambda of: of.condition is not None)  # of no special run, if there is one
-    own = (of for of in found if of.algorithms == (row.name,))
-    beside = (of for of in found if row.name in {x.get("peer") or x.get("algorithm") for x in of.data.get("rows", [])})
-    return next(chain(own, beside), None)
 
 
 COLUMNS: dict[str, Callable[[Algorithm], Found]] = {
     "program": program,
     "formula": formula,
     "kernel": kernel,
-    "CPU emulator": emulated,
-    "bytes = counters": counted,
-    "verified": verified,
+    **evidence.COLUMNS,
     "lesson": lesson,
-    "speed": timed,
 }
 
 
 def matrix() -> str:
     """A table with one row per algorithm and a tick for each thing that it has. Each tick links to that thing.
 
-    Softmax's vector programs belong to a lesson, and not here.
+    What was measured of an older kernel has a circle, and a newer failure a cross.
     """
-    shown = [row for row in CATALOGUE.values() if row.operation is not SOFTMAX]
-    rows = [[f"`{row.name}`", *(tick(find(row)) for find in COLUMNS.values())] for row in shown]
+    rows = [[f"`{row.name}`", *(tick(find(row)) for find in COLUMNS.values())] for row in evidence.rows()]
     return table(["", *COLUMNS], rows, ":-:")
 
 
 def tick(found: Found) -> str:
-    return f"[✓]({link(found)})" if found else ""
+    if found is None or isinstance(found, Path):
+        return f"[✓]({link(found)})" if found else ""
+    signs = []
+    if found.result:
+        said = f' "{found.said}"' if found.said else ""
+        signs.append(f"[{evidence.STATES[found.state]}]({link(found.result.path)}{said})")
+    if found.failed:
+        signs.append(f"[{evidence.STATES['failed']}]({link(found.failed.path)})")
+    return " ".join(signs)
 
 
-def link(found: Path | results.Result) -> str:
-    path = found if isinstance(found, Path) else found.path
+def link(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
@@ -168,7 +124,7 @@ def speed() -> str:
     header = ["head dim", "mask", "`flash3`, TFLOP/s", *(PEERS[peer] for peer in peers)]
     cells = best(timed, peers)
     said = (
-        f"{of.content['device']['name']}, bfloat16, calls interleaved ([data]({link(of)})). "
+        f"{of.content['device']['name']}, bfloat16, calls interleaved ([data]({link(of.path)}){age(of)}). "
         f"Above 1 ×, `flash3` is the faster one: at least {min(map(min, cells)):.2f} × in all {len(cells)} cells from 1k to 16k "
         "tokens. Compare ratios: power limits move the clock."
     )

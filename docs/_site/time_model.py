@@ -86,7 +86,7 @@ def _blind_table(result: results.Result) -> str:
         lengths, up_to = [2**n for n in range((lengths[0] - 1).bit_length(), (lengths[-1] - 1).bit_length() + 1)], "≤ "
     sizes = " | ".join(up_to + (f"{n // 1024}k" if n % 1024 == 0 else str(n)) for n in lengths)
     lines = [
-        f"`{result.data['prediction']}`, measured by `{result.path.name}`:",
+        f"`{Path(result.data['prediction']).with_suffix('.jsonl')}`, measured by `{result.path.name}`:",
         "",
         f"| kernel | cells | {sizes} | all | bias |",
         "|---|--:|" + len(lengths) * "--:|" + "--:|--:|",

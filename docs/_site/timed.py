@@ -47,5 +47,15 @@ def device(of: results.Result) -> str:
 
 
 def link(of: results.Result) -> str:
-    """A link to the data, from a page in docs."""
-    return f"[data]({of.path.relative_to(DOCS).as_posix()})"
+    """A link to the data, from a page in docs. It says so if the data are of older kernels."""
+    return f"[data]({of.path.relative_to(DOCS).as_posix()}){age(of)}"
+
+
+def age(of: results.Result) -> str:
+    """Which of a result's kernels have changed since, in a few words, or nothing.
+
+    >>> age(results.Result(Path("a/b/c"), {"algorithms": []}))
+    ''
+    """
+    which = "" if of.older == of.algorithms else f" ({', '.join(of.older)})"
+    return f" ○ of older kernels{which}" if of.older else ""

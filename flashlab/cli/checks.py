@@ -53,7 +53,7 @@ class SaveOptions:
     save: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="Also save it there as <kind>/<subject>[_<condition>]_<device>_<date>.json."
+            metavar="FOLDER", help="Also save it there as <kind>/<subject>[_<condition>]_<device>_<date>.jsonl."
         ),
     ] = None
     condition: Annotated[
@@ -61,6 +61,10 @@ class SaveOptions:
         typer.Option(metavar="NAME", help="With --save: what sets this run apart, such as another framework."),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="With --save: replace a file of that name.")] = False
+    dirty: Annotated[
+        bool,
+        typer.Option("--dirty", help="With --save: save although sources were changed since the commit; it is marked."),
+    ] = False
 
     def check(self, kind: str, algorithms: list[str]) -> None:
         """Look whether the result could be saved, before anything is run for it. Raises `UsageError`."""
@@ -68,7 +72,7 @@ class SaveOptions:
             return
         from flashlab.measure import results
 
-        where: Any = {"condition": self.condition, "folder": self.save, "replace": self.force}
+        where: Any = {"condition": self.condition, "folder": self.save, "replace": self.force, "dirty": self.dirty}
         with options.spelled(output="--save", folder="--save", condition="--condition"):
             results.place(results.kinds()[kind], algorithms, **where)
 
@@ -84,6 +88,7 @@ class SaveOptions:
             condition=self.condition,
             folder=self.save,
             replace=self.force,
+            dirty=self.dirty,
         )
         output.remark(str(path))
 
@@ -342,7 +347,8 @@ def verify(
     time_limit: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which one call is stopped; 0: never. Default 60 for a kernel of a .cu file, 300 for a function."
+            help="Seconds after which one call is stopped, of processor time while it works; 0: never. Default 60 for a kernel "
+            "of a .cu file, 300 for a function."
         ),
     ] = None,
     format: Annotated[

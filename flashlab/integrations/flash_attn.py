@@ -8,11 +8,11 @@ nothing follows from them. Tensors on a CPU run on the emulator, which is slow.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
 
-from flashlab.integrations.torch import attention, check_tensors, torch
+from flashlab.integrations.torch import attention, check_axes, check_tensors, integers, offsets, torch
 from flashlab.run.host import refused
 from simulator.errors import Said, UsageError
 from simulator.fields import flag
@@ -29,11 +29,13 @@ _NOTHING = dict.fromkeys(("qv", "q_descale", "k_descale", "v_descale")) | {"atte
 def flash_attn_func(
     q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
-    return_attn_probs: bool = False, **others: Any,
+    return_attn_probs: bool = False, s_aux: Any = None, learnable_sink: Any = None, **others: Any,
 ) -> Any:  # fmt: skip
     """Attention over (batch, seqlen, heads, head_dim): `out`, or `(out, softmax_lse, None)` with `return_attn_probs`.
 
     Masks are aligned bottom-right. Dropout draws its seed from torch's generator, and rounds the rate to a multiple of 1/256.
+    `s_aux`, (heads,), is a logit per head that joins each row's denominator, as FlashAttention-3 has it; FlashAttention-4 calls
+    it `learnable_sink`. Its gradient flows, too.
 
     >>> import torch
     >>> q, k, v = (torch.randn(1, 20, 2, 16, requires_grad=True) for _ in "qkv")
@@ -41,8 +43,10 @@ def flash_attn_func(
     >>> v.grad.shape
     torch.Size([1, 20, 2, 16])
     """
-    _check_axes("(batch, seqlen, heads, head_dim)", q=q, k=k, v=v)
-    options = _options(q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, others)
+    check_axes("(batch, seqlen, heads, head_dim)", q=q, k=k, v=v)
+    options = _options(
+        q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, others
+    )
     _check_promises(return_attn_probs, options)
     out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, deterministic=deterministic, **options)
     out = out.transpose(1, 2).contiguous()
@@ -53,7 +57,8 @@ def flash_attn_varlen_func(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
-    return_attn_probs: bool = False, block_table: Any = None, seqused_q: Any = None, seqused_k: Any = None, **others: Any,
+    return_attn_probs: bool = False, block_table: Any = None, seqused_q: Any = None, seqused_k: Any = None,
+    s_aux: Any = None, learnable_sink: Any = None, **others: Any,
 ) -> Any:  # fmt: skip
     """Attention over sequences of any lengths, one behind the other: q is (total_q, heads, head_dim), and so are k and v.
 
@@ -70,17 +75,19 @@ def flash_attn_varlen_func(
     del max_seqlen_q, max_seqlen_k
     if block_table is not None:
         raise refused("block_table", type(block_table).__name__, "None: keys and values lie in no pages here")
-    _check_axes("(total, heads, head_dim)", q=q, k=k, v=v)
-    _check_axes("(sequences + 1)", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    if len(cu_seqlens_q) != len(cu_seqlens_k):
-        raise UsageError(
-            "cu_seqlens_k", Said(f"{len(cu_seqlens_k)} offsets"), f"{len(cu_seqlens_q)}, as cu_seqlens_q has"
-        )
-    rows_q, cu_seqlens_q = _used("seqused_q", seqused_q, cu_seqlens_q)
-    rows_k, cu_seqlens_k = _used("seqused_k", seqused_k, cu_seqlens_k)
-    every = q
-    q, k, v = (x if rows is None else x[rows] for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k)))
-    options = _options(q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, others)
+    check_axes("(total, heads, head_dim)", q=q, k=k, v=v)
+    check_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    if len(v) != len(k):
+        raise UsageError("v.shape", tuple(v.shape), f"{len(k)} rows, as k has")
+    every, rows_q = q, None
+    if seqused_q is not None or seqused_k is not None:
+        begins_q, begins_k = offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k))
+        rows_q, cu_seqlens_q = _used("seqused_q", seqused_q, begins_q, cu_seqlens_q)
+        rows_k, cu_seqlens_k = _used("seqused_k", seqused_k, begins_k, cu_seqlens_k)
+        q, k, v = (x if rows is None else x[rows] for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k)))
+    options = _options(
+        q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, others
+    )
     _check_promises(return_attn_probs, options)
     out, lse = attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), lse=True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
@@ -93,30 +100,22 @@ def flash_attn_varlen_func(
     return (out, lse, None) if return_attn_probs else out
 
 
-def _used(name: str, used: Any, ends: Any) -> tuple[Any, Any]:
-    """The rows of the sequences that are used, and where the sequences end among these. None stands for all rows."""
+def _used(name: str, used: Any, begins: list[int], offsets: Any) -> tuple[Any, Any]:
+    """The rows of the sequences that are used, and the `offsets` among these. None stands for all rows."""
     if used is None:
-        return None, ends
-    _check_axes("(sequences)", **{name: used})
-    rooms, numbers, begins = ends.diff().tolist(), used.tolist(), ends.tolist()
+        return None, offsets
+    numbers = integers(name, used, "(sequences)")
+    rooms = [end - begin for begin, end in pairwise(begins)]
     if len(numbers) != len(rooms):
         raise UsageError(f"{name}.shape", (len(numbers),), f"({len(rooms)},), one per sequence")
     for s, (n, room) in enumerate(zip(numbers, rooms, strict=True)):
         if not 0 <= n <= room:
             raise UsageError(f"{name}[{s}]", n, f"0 to {room}, the rows of the sequence")
     if numbers == rooms:
-        return None, ends
+        return None, offsets
     rows = [begin + i for begin, n in zip(begins, numbers, strict=False) for i in range(n)]
-    counted = torch.tensor([0, *accumulate(numbers)], dtype=ends.dtype, device=ends.device)
-    return torch.tensor(rows, dtype=torch.int64, device=ends.device), counted
-
-
-def _check_axes(accepted: str, **named: Any) -> None:
-    """Raises `UsageError` for what is no torch tensor with as many axes as the text `accepted` says."""
-    check_tensors(**named)
-    for name, x in named.items():
-        if len(x.shape) != accepted.count(",") + 1:
-            raise UsageError(f"{name}.shape", tuple(x.shape), accepted)
+    counted = torch.tensor([0, *accumulate(numbers)], dtype=offsets.dtype, device=offsets.device)
+    return torch.tensor(rows, dtype=torch.int64, device=offsets.device), counted
 
 
 def _options(
@@ -127,6 +126,8 @@ def _options(
     window_size: Any,
     softcap: Any,
     alibi_slopes: Any,
+    s_aux: Any,
+    learnable_sink: Any,
     others: Any,
 ) -> dict[str, Any]:
     """What both functions take, as `attention` takes it. Raises `UsageError` for what no kernel has."""
@@ -137,7 +138,7 @@ def _options(
             shown = value if isinstance(value, int) else Said(type(value).__name__)
             raise UsageError(name, shown, f"{_NOTHING[name]}: the kernels don't have it")
     if alibi_slopes is not None:
-        _check_axes("(heads)", alibi_slopes=alibi_slopes)
+        check_axes("(heads)", alibi_slopes=alibi_slopes)
     dropout = _checked("dropout_p", "dropout", dropout_p)
     state = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device) if dropout else None
     return {
@@ -146,9 +147,24 @@ def _options(
         "window": _window(window_size),
         "soft_cap": _checked("softcap", "soft_cap", softcap),
         "alibi_slopes": alibi_slopes,
+        "sinks": _sinks(s_aux, learnable_sink),
         "dropout": dropout,
         "rng_state": state,
     }
+
+
+def _sinks(s_aux: Any, learnable_sink: Any) -> Any:
+    """The sinks, in the dtype that kernels take. Transformers passes them to a function whose signature names them, and to any
+    other it passes nothing, without a word."""
+    given = {"s_aux": s_aux, "learnable_sink": learnable_sink}
+    given = {name: x for name, x in given.items() if x is not None}
+    if not given:
+        return None
+    check_axes("(heads)", **given)
+    if len(given) == 2:
+        raise refused("learnable_sink", "torch tensor", "None with s_aux, which says the same")
+    (sinks,) = given.values()
+    return sinks.to(torch.float32).contiguous()
 
 
 def _checked(name: str, field: str, value: Any) -> Any:

@@ -12,7 +12,6 @@ import os
 import pickle
 import random
 import sys
-import tempfile
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,6 +28,7 @@ from flashlab.lessons.rules import Did
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Place, Verdict, unended
 from flashlab.lessons.watch import REGISTERS
 from flashlab.process import IN_A_BROWSER, run_child
+from flashlab.scratch import scratch
 from simulator import CATALOGUE, Device, Program, Tile, Trace
 from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown
@@ -160,8 +160,7 @@ def fresh() -> random.Random:
 def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
     cases = exercise.cases(fresh())
     file = program.body.__code__.co_filename
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         try:
             (folder / "job.pickle").write_bytes(_job(program, exercise, cases, seconds))
         except Exception as error:  # a program that holds an open file, a lock or the like
@@ -332,8 +331,7 @@ def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case)
     """
     if verdict.kind not in TUTORED or case.own_tile:
         return verdict
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         (folder / "job.pickle").write_bytes(
             _job(program, exercise, [case], SECONDS, verdict.place[:2], values=verdict.kind != "bytes")
         )

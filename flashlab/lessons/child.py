@@ -23,6 +23,7 @@ import numpy as np
 from flashlab.lessons.exercise import Case
 from flashlab.lessons.tutor import compare
 from flashlab.lessons.watch import OutOfBounds, Shortcut, WatchedMachine
+from flashlab.process import end_with_parent
 from simulator import Device, HbmTensor, Program, SramOverflow
 from simulator.dtypes import Array
 
@@ -34,6 +35,7 @@ DISK = 256 << 20
 
 def main(folder: Path) -> None:
     """The whole of the process."""
+    end_with_parent()
     _limit()
     job = _job(folder)
     with (folder / "where.txt").open("w", encoding="utf-8") as where:

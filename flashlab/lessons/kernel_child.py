@@ -20,6 +20,7 @@ import kernels_cu
 from flashlab.emulator import BuildError, Empty, build, emulate_file
 from flashlab.emulator.library import Launched
 from flashlab.lessons.kernel_exercise import Launch
+from flashlab.process import end_with_parent
 from flashlab.run.arrays import cupy
 from simulator import UsageError
 from simulator.dtypes import Array
@@ -30,6 +31,7 @@ MEMORY = 8 << 30
 
 
 def main(folder: Path) -> None:
+    end_with_parent()
     gpu = _gpu()
     _limit(gpu)
     job: dict[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
 from flashlab.process import run_child
+from flashlab.scratch import scratch
 from simulator.dtypes import Array
 
 CHILD = "flashlab.lessons.kernel_child"
@@ -41,8 +41,7 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
     if refusal:
         return refusal
     launches = exercise.launches(fresh())
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
         outcome = run_child(folder, PATIENCE * seconds, CHILD)
@@ -80,8 +79,7 @@ def _tutored(
     if verdict.kind not in TUTORED or UNCHECKED in verdict.sram:
         return verdict
     launch = next(launch for launch in launches if launch.said == verdict.problem)
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         tutor = {"exercise": exercise.name, "launch": launch, "moved": moved_of(verdict)}
         job = {"path": str(path.resolve()), "kernel": exercise.kernel, "tutor": tutor, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,18 +34,24 @@ def originals() -> list[Path]:
 def copy(folder: str | Path) -> Copies:
     """Copy the notebooks into a folder, which is made. A file that is there already stays as it is.
 
-    Raises `UsageError` for a folder that can't be written.
+    Raises `UsageError` for a folder that can't be written, which is left as it was.
     """
     target, copied, kept = Path(folder), list[str](), list[str]()
+    new = not target.exists()
     try:
         target.mkdir(parents=True, exist_ok=True)
         for path in originals():
             try:
                 with open(target / path.name, "xb") as file:  # never over another's work
+                    copied.append(path.name)
                     file.write(path.read_bytes())
-                copied.append(path.name)
             except FileExistsError:
                 kept.append(path.name)
     except OSError as error:
+        with suppress(OSError):  # all of them, or none
+            for name in copied:
+                (target / name).unlink(missing_ok=True)
+            if new:
+                target.rmdir()
         raise UsageError("folder", str(folder), f"a folder that can be written ({error.strerror or error})") from None
     return Copies(target, tuple(copied), tuple(kept))

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from platformdirs import user_data_path
 
-from flashlab.files import replace_file
+from flashlab.files import parsed, replace_file
 from simulator import UsageError
 
 try:
@@ -43,7 +43,7 @@ def _read() -> tuple[dict[str, dict[str, Any]], bool]:
     empty: dict[str, dict[str, Any]] = {"predictions": {}, "exercises": {}}
     path = home() / _FILE
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_text(encoding="utf-8"))
         if found["schema"] != SCHEMA:
             return empty, False
         kept = {kind: cast("dict[str, Any]", found[kind]) for kind in empty}
@@ -52,7 +52,7 @@ def _read() -> tuple[dict[str, dict[str, Any]], bool]:
         return kept, True
     except OSError:
         return empty, True
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         with suppress(OSError):
             path.replace(path.with_suffix(".broken"))
         return empty, True

@@ -11,7 +11,7 @@ import numpy as np
 
 from flashlab.measure import counters, emulated
 from flashlab.measure.counter_report import LaunchReport
-from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.measure.results import Content, Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation
 from simulator.catalogue import get
@@ -217,6 +217,14 @@ def table(data: Agreed) -> str:
     return markdown_table(("", "launches", "equal"), rows)
 
 
+def passed(data: Content, algorithm: str) -> bool | None:
+    """Are all bytes of an algorithm the same on both, without a finding or an error? None if none were compared."""
+    rows = [row for row in data["rows"] if row["case"].startswith(f"{algorithm} ")]
+    bytes_ = [row["emulator"] == row["gpu"] for row in rows if row["what"].startswith(("hbm.", "sram."))]
+    wrong = any(said.startswith(f"{algorithm} ") for said in (*data["findings"], *data["errors"]))
+    return (all(bytes_) and not wrong) if bytes_ or wrong else None
+
+
 KIND = Kind(
     "agreement",
     "Bytes: the emulator's counts and the hardware's",
@@ -225,4 +233,5 @@ KIND = Kind(
     Agreed,
     headline,
     table,
+    passed=passed,
 )

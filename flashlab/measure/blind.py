@@ -10,7 +10,6 @@ docs/time.md from them.
 from __future__ import annotations
 
 import datetime
-import json
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field
 
 import flashlab as fl
+from flashlab import jsonlines
+from flashlab.files import replace_file
 from flashlab.measure import results, speed
 from flashlab.measure.results import Data, Kind, markdown_table
 from simulator.catalogue import ladder
@@ -35,15 +36,13 @@ PREDICTIONS = ROOT / results.FOLDER / "blind" / "predictions"
 DEVICE: DeviceName = "h200"
 
 FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
-PREDICTION_FP8 = "fp8_h200_2026-11-21.json"
-PREDICTION_BACKWARD = "backward_h200_2026-11-27.json"
+PREDICTION_FP8 = "fp8_h200_2026-11-21.jsonl"
+PREDICTION_BACKWARD = "backward_h200_2026-11-27.jsonl"
 PREDICTIONS_OF_GRADIENTS: Mapping[DeviceName, tuple[str, ...]] = {
-    "h200": (PREDICTION_BACKWARD, "climb_h200_2026-11-27.json"),
-    "h100": ("climb_h100_2026-11-27.json",),
+    "h200": (PREDICTION_BACKWARD, "climb_h200_2026-11-27.jsonl"),
+    "h100": ("climb_h100_2026-11-27.jsonl",),
 }
 """By device. What a later file says of a cell is of the kernel as it is now."""
-KERNELS_OF, KERNEL_OF = "2026-11-27", {"flash3_backward_deterministic": "2026-11-27T04:17:48Z"}
-"""Since then the backward passes have the kernels that the model has: all, and some by name. Older measurements are of others."""
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
@@ -111,17 +110,12 @@ def measured() -> list[tuple[Cell, float, str]]:
                 cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
                 found.append((cell, row["milliseconds"], result.kind))
     eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=FP8, device=DEVICE)
-    if eight is None or not _after_its_prediction(eight):
+    if eight is None or not eight.of_today(FP8):
         return found
     for row in eight.data["speed"]:
         cell = Cell(FP8, EIGHT, row["head_dim"], row["causal"], row["length"])
         found.append((cell, cell.tera / row["tflops"] * 1e3, eight.kind))
     return found
-
-
-def _after_its_prediction(eight: results.Result) -> bool:
-    """A measurement of flash3_fp8 that is older than its prediction is of the kernel before, which was built otherwise."""
-    return eight.content["date"] > json.loads((PREDICTIONS / PREDICTION_FP8).read_text(encoding="utf-8"))["date"]
 
 
 def benchmarks() -> list[results.Result]:
@@ -152,16 +146,17 @@ def blind_gradients(device: DeviceName = DEVICE) -> list[Beside]:
 
 
 def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
-    """Milliseconds by benchmarks and the ladder, the newest ones of each cell, and by which kind of result."""
+    """Milliseconds by benchmarks and the ladder, the newest ones of each cell, and by which kind of result. Those of older kernels,
+    which the model no longer has, don't count."""
     found: dict[Cell, tuple[float, str]] = {}
     for kind in ("ladder", "bench"):
         for result in results.find(ROOT / results.FOLDER, kind=kind, device=device):
-            if result.condition is not None or result.content["date"] < KERNELS_OF:
+            if result.condition is not None:
                 continue
             for row in result.data["rows"]:
-                name = row["kernel"] or row["peer"] or result.data["algorithm"]
+                name = row.get("kernel") or row["peer"] or result.data["algorithm"]
                 known = name in fl.CATALOGUE and fl.CATALOGUE[name].operation is BACKWARD
-                if known and result.content["date"] >= KERNEL_OF.get(name, KERNELS_OF):
+                if known and result.of_today(name):
                     cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
                     found[cell] = row["milliseconds"], kind
     return found
@@ -169,13 +164,17 @@ def _timed_gradients(device: DeviceName) -> dict[Cell, tuple[float, str]]:
 
 def said(file: str | Path) -> dict[Cell, float]:
     """What a prediction file says: milliseconds by cell."""
-    rows = json.loads((PREDICTIONS / file).read_text(encoding="utf-8"))["rows"]
-    return {cell_of(row): row["milliseconds"] for row in rows}
+    return {cell_of(row): row["milliseconds"] for row in prediction(file)["data"]["rows"]}
+
+
+def prediction(file: str | Path) -> dict[str, Any]:
+    """The content of a prediction file. Older measurements name it as it was called then, `….json`."""
+    return jsonlines.joined((PREDICTIONS / file).with_suffix(".jsonl").read_text(encoding="utf-8"))
 
 
 def blind_ladder() -> list[Beside]:
     """The rungs, and flash3_fp8, as they were predicted before their measurement was made or looked at, beside it."""
-    before = {**said("ladder_h200_2026-11-21.json"), **said(PREDICTION_FP8)}
+    before = {**said("ladder_h200_2026-11-21.jsonl"), **said(PREDICTION_FP8)}
     return [
         Beside(cell, before[cell], time, source)
         for cell, time, source in measured()
@@ -292,7 +291,7 @@ def predict(name: str, device: DeviceName = DEVICE) -> dict[str, Any]:
     model = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "simulator/time"]
     commit = subprocess.run(model, capture_output=True, text=True, check=True).stdout.strip()
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "prediction",
         "device": device,
         "commit": commit,
@@ -300,10 +299,12 @@ def predict(name: str, device: DeviceName = DEVICE) -> dict[str, Any]:
         "command": f"python -m flashlab.measure.blind predict {name}{f' {device}' if device != DEVICE else ''}",
         "constants": {constant: getattr(rates, constant) for constant in CONSTANTS},
         "set_on": SET_ON,
-        "rows": [
-            {**vars(cell), "milliseconds": (ms := cell.predicted(device)), "tflops": cell.tera / ms * 1e3}
-            for cell in SETS[name]()
-        ],
+        "data": {
+            "rows": [
+                {**vars(cell), "milliseconds": (ms := cell.predicted(device)), "tflops": cell.tera / ms * 1e3}
+                for cell in SETS[name]()
+            ]
+        },
     }
 
 
@@ -367,10 +368,16 @@ class Predicted(Data):
     tflops: float
 
 
+class PredictedCells(Data):
+    """All cells of a set."""
+
+    rows: tuple[Predicted, ...]
+
+
 class Prediction(Data):
     """What `predict` writes: no measurement, but what one is to be held against. `commit` is the model's."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")]
+    schema_: Annotated[Literal[2], Field(alias="schema")]
     kind: Literal["prediction"]
     device: str
     commit: str
@@ -378,7 +385,7 @@ class Prediction(Data):
     command: str
     constants: dict[str, float]
     set_on: str
-    rows: tuple[Predicted, ...]
+    data: PredictedCells
 
 
 def headline(data: Blind) -> str:
@@ -423,9 +430,9 @@ def main(what: str, *files: str) -> None:
         print(measure(files[0]))
     elif what == "predict" and len(files) in (1, 2) and files[0] in SETS:
         content = predict(files[0], *cast("tuple[DeviceName, ...]", files[1:]))
-        path = PREDICTIONS / f"{files[0]}_{content['device']}_{content['date'][:10]}.json"
+        path = PREDICTIONS / f"{files[0]}_{content['device']}_{content['date'][:10]}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        replace_file(path, jsonlines.written(content))
         print(path.relative_to(ROOT))
     else:
         sys.exit(f"usage: python -m flashlab.measure.blind predict {' | '.join(SETS)} [DEVICE]; measure FILE")

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from flashlab.measure.metrics import BYTES
-from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.measure.results import Content, Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 
 __all__ = [
@@ -435,6 +435,14 @@ def _emphasised(row: Quantity | None) -> str:
     return f"**{_cell(row)}**" if row and row.verdict == "differs" else _cell(row)
 
 
+def passed(data: Content, algorithm: str) -> bool | None:
+    """Does every count of an algorithm that was judged equal its hardware counter? None if none was."""
+    mine = [launch for launch in data["launches"] if launch["algorithm"] == algorithm]
+    verdicts = [row["verdict"] for launch in mine for row in launch["rows"] if row["verdict"] in ("equal", "differs")]
+    failed = any(error.startswith(f"{algorithm} ") for error in data["errors"])
+    return ("differs" not in verdicts and not failed) if verdicts or failed else None
+
+
 KIND = Kind(
     "counters",
     "Bytes: counted and measured",
@@ -443,4 +451,5 @@ KIND = Kind(
     Counted,
     headline,
     table,
+    passed=passed,
 )

@@ -18,7 +18,7 @@ from flashlab.measure.counter_report import Check, CountersReport, DramCheck, La
 from flashlab.measure.metrics import BYTES, DRAM_READ, DRAM_WRITE, EXP, EXTRAS, RATES, TENSOR_OPS
 from flashlab.measure.ncu import Measured, parse
 from flashlab.measure.workload import Case
-from simulator import Counts, count, dram, shape_run
+from simulator import Counts, dram, shape_run
 from simulator.catalogue import get
 from simulator.counts import LaunchCounts
 from simulator.devices import Device
@@ -54,7 +54,7 @@ def run(
     models: list[ModelCheck] = []
     errors: list[str] = []
     for batch in progress(_by_algorithm(cases)):
-        counts = [count(case.algorithm, case.problem, tile=case.tile, device=device, lse=case.lse) for case in batch]
+        counts = [case_files.counted(case, device) for case in batch]
         names = [x.name for c in counts for x in c.launches if x.blocks]
         try:
             measured = parse(_profile(batch, asked, timeout))
@@ -82,6 +82,8 @@ def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def _simulated(case: Case, formula: Counts, most: int) -> Counts | None:
+    if case.problem.mask:  # by a run already
+        return formula
     boxed = {name for kernel in get(case.algorithm).kernels for name, _ in kernel.boxes}
     large = case.problem.row_tiles(formula.tile) * case.problem.key_tiles(formula.tile) > most
     if large and sectors.are_whole(formula, boxed):

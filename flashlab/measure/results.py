@@ -1,8 +1,9 @@
 """Evidence as data: what a command measured, with the machine, the versions and the command that wrote it.
 
-A result is one JSON file, `<kind>/<subject>[_<condition>]_<device>_<date>.json`. The module that measures declares its
-`Kind`: the schema of the data, and how to put the data into a sentence and a table. Documents draw their figures from
-the files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever typed by hand.
+A result is one file of JSON Lines, `<kind>/<subject>[_<condition>]_<device>_<date>.jsonl` (`flashlab.jsonlines`). The
+module that measures declares its `Kind`: the schema of the data, and how to put the data into a sentence and a table.
+Documents draw their figures from the files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever
+typed by hand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
@@ -28,7 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from flashlab.files import check_file, plain, replace_file
+from flashlab import jsonlines
+from flashlab.files import check_file, parsed, plain, replace_file
+from flashlab.measure import sources
 from flashlab.run.arrays import cupy
 from simulator.catalogue import CATALOGUE
 from simulator.devices import DEVICES
@@ -38,6 +41,7 @@ from simulator.problem import FP8
 __all__ = [
     "FOLDER",
     "SCHEMA",
+    "Content",
     "Data",
     "File",
     "Kind",
@@ -54,8 +58,11 @@ __all__ = [
     "title",
 ]
 
-SCHEMA = 2
-"""The version of the files. It rises when a key changes its meaning or is removed."""
+SCHEMA = 3
+"""The version of the files. It rises when a key changes its meaning or is removed, or when they are written in another way."""
+
+READ = (2, SCHEMA)
+"""The versions that `load` reads. A file of schema 2 is one JSON document. What it says is the same."""
 
 FOLDER = Path("docs/results")
 """Where commands write, relative to the working directory."""
@@ -68,6 +75,9 @@ _PACKAGES = (
     "nvidia-cuda-nvrtc", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "flash-attn-4", "nvidia-cutlass-dsl",
     "flashinfer-python", "nvidia-cudnn-frontend",
 )  # fmt: skip
+
+_OURS = ("flashlab", "simulator", "kernels_cu")  # packages that decide what is measured
+_DIRTY = "-dirty"
 
 Content = Mapping[str, Any]
 
@@ -91,7 +101,7 @@ class Gpu(Data):
 class File(Data):
     """What a file of every kind holds besides its data."""
 
-    schema_: Annotated[Literal[2], Field(alias="schema")]
+    schema_: Annotated[Literal[3], Field(alias="schema")]
     kind: str
     subject: str
     """What was measured, in a word or two. It is part of the file's name."""
@@ -108,6 +118,8 @@ class File(Data):
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
     commit: str | None
     command: str
+    kernels: dict[str, sources.Digest] = {}
+    """The digests of the kernels that were measured, by algorithm. Where it has none, nobody knows which they were."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,17 @@ class Result:
 
     path: Path
     content: Content
+
+    @property
+    def older(self) -> tuple[str, ...]:
+        """Those of its algorithms whose kernels have changed since."""
+        return tuple(name for name in self.algorithms if name in CATALOGUE and not self.of_today(name))
+
+    def of_today(self, algorithm: str) -> bool:
+        """Did it measure the kernels that an algorithm has today, by their text or by their PTX (`sources.Digest`)?"""
+        measured = self.content.get("kernels", {}).get(algorithm)
+        today = sources.today(self.path.parents[1]).get(algorithm)
+        return measured is not None and today is not None and sources.Digest(**measured).same(today)
 
     @property
     def kind(self) -> str:
@@ -151,6 +174,11 @@ class Result:
 D = TypeVar("D", bound=Data)
 
 
+def _not_judged(data: Content, algorithm: str) -> None:
+    """Of kinds that time or describe, and judge nothing."""
+    del data, algorithm
+
+
 @dataclass(frozen=True)
 class Kind(Generic[D]):
     """A kind of result. The module that measures it declares one, and nothing else lists it.
@@ -168,6 +196,8 @@ class Kind(Generic[D]):
     headline: Callable[[D], str]
     table: Callable[[D], str]
     beside: Mapping[str, type[Data]] = field(default_factory=dict[str, "type[Data]"])
+    passed: Callable[[Content, str], bool | None] = _not_judged
+    """What the data say of one algorithm: did all that was judged of it hold? None where nothing was."""
 
     def data(self, result: Result) -> D:
         """A result's data, validated by the schema."""
@@ -184,7 +214,7 @@ class Kind(Generic[D]):
 
     @property
     def file(self) -> type[File]:
-        """The schema of a whole file."""
+        """The schema of a whole file, its lines joined."""
         fields: Any = {"kind": (Literal[self.name], ...), "data": (self.schema, ...)}
         return create_model(self.name, __base__=File, **fields)
 
@@ -294,7 +324,7 @@ def environment() -> dict[str, Any]:
         "cudnn": _quietly(_cudnn),
         "versions": _versions(),
         "date": _now(),
-        "commit": _line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"),
+        "commit": _commit(),
         "command": _command(sys.argv),
     }
 
@@ -309,15 +339,18 @@ def save(
     folder: str | Path = FOLDER,
     replace: bool = False,
     about: Content | None = None,
+    dirty: bool = False,
 ) -> Path:
     """Write what a command measured into a file, and return its path.
 
     `subject` is `subject_of(algorithms)` by default. `about` stands in for `environment()`, for what was measured
-    elsewhere or earlier. Raises `UsageError` if a file of that name exists (unless `replace`), and for data that the
-    kind's schema refuses. Such data are kept beside the file, under the suffix `.refused`.
+    elsewhere or earlier. Raises `UsageError` if a file of that name exists (unless `replace`), for a checkout whose sources
+    were changed since its commit (unless `dirty`), and for data that the kind's schema refuses. Such data are kept beside the
+    file, under the suffix `.refused`.
     """
     subject = subject_of(algorithms) if subject is None else subject
     where = environment() if about is None else about
+    measured = {*algorithms, *_beside(data)}
     content = plain(
         {
             "schema": SCHEMA,
@@ -326,11 +359,13 @@ def save(
             "condition": condition,
             "algorithms": list(algorithms),
             **where,
+            "kernels": {name: asdict(x) for name, x in sources.today(folder).items() if name in measured},
             "data": data,
         }
     )
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    path = place(kind, algorithms, subject=subject, condition=condition, folder=folder, replace=replace, about=where)
+    text = json.dumps(content, allow_nan=False)
+    named: Any = {"subject": subject, "condition": condition, "folder": folder}
+    path = place(kind, algorithms, **named, replace=replace, about=where, dirty=dirty)
     try:
         kind.file.model_validate_json(text)
     except ValidationError as wrong:
@@ -338,7 +373,7 @@ def save(
         kept = replace_file(path.with_suffix(".refused"), text, argument="output")  # measuring it may have taken hours
         expected = f"what the schema of {kind.name} allows ({first['msg']}); the data are in {kept}"
         raise UsageError(".".join(map(str, first["loc"])), first["input"], expected) from None
-    return replace_file(path, text, argument="output")
+    return replace_file(path, jsonlines.written(content), argument="output")
 
 
 def place(
@@ -350,6 +385,7 @@ def place(
     folder: str | Path = FOLDER,
     replace: bool = False,
     about: Content | None = None,
+    dirty: bool = False,
 ) -> Path:
     """The file that `save` with the same arguments writes today. Its folder is made.
 
@@ -363,7 +399,11 @@ def place(
     ):
         if name is not None and not re.fullmatch(r"[\w.-]+", name):
             raise UsageError(argument, name, "a name of letters, digits, '_', '.' and '-'")
-    known = {"device": _device(), "date": _now()} if about is None else about
+    known = {"device": _device(), "date": _now(), "commit": _commit()} if about is None else about
+    if str(known.get("commit")).endswith(_DIRTY) and not dirty:
+        raise UsageError(
+            "commit", known["commit"], "sources as they were committed, or --dirty to save what changed ones measured"
+        )
     path = Path(folder) / kind.name / name_of({"subject": subject, "condition": condition, **known})
     if path.exists() and not replace:
         raise UsageError("output", str(path), "a file that isn't there yet, or --force to replace it")
@@ -375,6 +415,14 @@ def place(
     return path
 
 
+def _beside(data: Content) -> Iterator[str]:
+    """The other algorithms that rows are of, such as the rungs beside a kernel."""
+    for row in data.get("rows") or ():
+        if isinstance(row, Mapping):
+            found = cast("Content", row)
+            yield from filter(None, (found.get("peer"), found.get("algorithm")))
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
@@ -382,33 +430,40 @@ def _now() -> str:
 def name_of(content: Content) -> str:
     """The name of a result's file."""
     parts = (content["subject"], content["condition"], device_name(title(content)), content["date"][:10])
-    return "_".join(part for part in parts if part is not None) + ".json"
+    return "_".join(part for part in parts if part is not None) + ".jsonl"
 
 
 def load(path: str | Path) -> Result:
     """Read a result. Raises `UsageError` for a file that is none."""
+    path = Path(path)
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read_text(encoding="utf-8")
+        content = jsonlines.joined(text) if path.suffix == ".jsonl" else parsed(text)
+    except (OSError, ValueError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
-    keys = {each.alias or name for name, each in File.model_fields.items()} | {"data"}
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not keys <= content.keys():  # pyright: ignore
-        raise UsageError("path", str(path), f"a result of schema {SCHEMA}, with the keys {', '.join(sorted(keys))}")
-    return Result(Path(path), cast("Content", content))
+    keys = {each.alias or name for name, each in File.model_fields.items() if each.is_required()} | {"data"}
+    if not isinstance(content, dict) or content.get("schema") not in READ or not keys <= content.keys():  # pyright: ignore
+        known = " or ".join(map(str, READ))
+        raise UsageError("path", str(path), f"a result of schema {known}, with the keys {', '.join(sorted(keys))}")
+    return Result(path, cast("Content", content))
 
 
 def find(
     folder: str | Path = FOLDER, *, kind: str | None = None, algorithm: str | None = None, device: str | None = None
 ) -> list[Result]:
-    """The results in a folder that match, of any condition, oldest first."""
-    paths = sorted(path for path in Path(folder).glob(f"{kind or '*'}/*.json") if path.parent.name != "schema")
+    """The results in a folder that match, of any condition, oldest first.
+
+    With `algorithm`, those of the kernels that it has today come last: no newer result of older kernels hides them.
+    """
+    found = (path for suffix in ("json", "jsonl") for path in Path(folder).glob(f"{kind or '*'}/*.{suffix}"))
+    paths = sorted(path for path in found if path.parent.name != "schema")  # which the site's build makes
     return sorted(
         (
             r
             for r in map(load, paths)
             if (algorithm is None or algorithm in r.algorithms) and device in (None, device_name(title(r.content)))
         ),
-        key=lambda r: str(r.content["date"]),
+        key=lambda r: (algorithm is not None and r.of_today(algorithm), str(r.content["date"])),
     )
 
 
@@ -420,9 +475,20 @@ def latest(
     device: str | None = None,
     condition: str | None = None,
 ) -> Result | None:
-    """The newest result of a kind under this condition (None: under no particular one), or None if there is none."""
+    """The newest result of a kind under this condition (None: under no particular one), or None if there is none.
+
+    With `algorithm`, one of the kernels that it has today comes before any newer one of older kernels.
+    """
     found = [r for r in find(folder, kind=kind, algorithm=algorithm, device=device) if r.condition == condition]
     return found[-1] if found else None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that is used, with "-dirty" where a source of ours was changed since. None without one."""
+    here = Path(__file__).resolve().parents[2]
+    commit = _line("git", "-C", str(here), "rev-parse", "--short", "HEAD")
+    changed = _line("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "--", *_OURS)
+    return f"{commit}{_DIRTY}" if commit and changed else commit
 
 
 def _device() -> dict[str, Any] | None:

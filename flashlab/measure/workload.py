@@ -17,17 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from simulator import Problem, Tile
+from simulator import Counts, Problem, Tile, count
 from simulator.catalogue import get
 from simulator.config import features
+from simulator.devices import Device
 from simulator.dtypes import numpy_dtype
 from simulator.operations.draws import random_optional
 from simulator.operations.operation import Operand
+from simulator.simulate import run_on_data
 
-__all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
+__all__ = ["Case", "command", "counted", "environment", "inputs", "launch", "read", "warm", "write"]
 
 _FRESH = 1 << 20
 """Random numbers drawn for an array; a larger one repeats them, for counters don't look at values."""
+
+_SEED = 0
+"""Of what a case is run on, everywhere: a mask decides what is counted."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,19 @@ def warm(cases: Sequence[Case]) -> None:
             future.result()
 
 
-def inputs(algorithm: str, problem: Problem, seed: int = 0) -> dict[str, Any]:
+def counted(case: Case, device: Device) -> Counts:
+    """What a case is to move and compute on this device, by the formula.
+
+    What a mask hides is data, which no formula sees: with one, this is what a run counts on the mask that `inputs` draws.
+    """
+    row, p = get(case.algorithm), case.problem
+    if not p.mask:
+        return count(case.algorithm, p, tile=case.tile, device=device, lse=case.lse)
+    asked, drawn = ("lse",) if case.lse else (), row.operation.draw(p, _SEED)
+    return run_on_data(row.program, drawn, p, tile=case.tile, device=device, asked=asked).counts
+
+
+def inputs(algorithm: str, problem: Problem, seed: int = _SEED) -> dict[str, Any]:
     """An algorithm's operands by name, as CuPy arrays of random numbers."""
     from flashlab.run.host import from_numpy
 
@@ -104,25 +121,28 @@ def inputs(algorithm: str, problem: Problem, seed: int = 0) -> dict[str, Any]:
     if operation.in_pages or problem.quantized:  # neither a block table nor a scale is any numbers
         drawn = operation.draw(problem, seed)
     else:
-        drawn = {x.name: array(x) for x in operation.required} | random_optional(problem, seed)
+        drawn = {x.name: array(x) for x in operation.required} | random_optional(
+            problem, seed
+        )  # masks as `draw` has them
     return {name: from_numpy(x, "cupy") for name, x in drawn.items()}
 
 
 def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False) -> None:
     """Launch every case once on this machine's GPU, and wait for it."""
+    from flashlab.run import launch as launches
     from flashlab.run import nvrtc, tritonc
-    from flashlab.run import plan as plans
     from flashlab.run.arrays import cupy
+    from flashlab.run.plan import gpu_plan
 
     if exact:
-        plans.APART = True
+        launches.APART = True
         cupy().cuda.set_allocator(None)  # CuPy's pool would hide what lies outside of an array, or was never written
     if counted:
         nvrtc.OPTIONS = (*nvrtc.OPTIONS, "-DCOUNTED")
         tritonc.OPTIONS = {**tritonc.OPTIONS, "num_stages": 1}  # no pipeline: the same requests, by plain loads
     warm(cases)
     for case in cases:
-        plan = plans.gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
+        plan = gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
         plan.run(inputs(case.algorithm, case.problem))
         cupy().cuda.runtime.deviceSynchronize()
     print(f"launched {len(cases)} cases")

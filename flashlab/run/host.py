@@ -23,7 +23,9 @@ from simulator.problem import FP8
 __all__ = [
     "UNREADABLE",
     "Empty",
+    "belongs_to_torch",
     "check_no_grad",
+    "check_no_tangent",
     "first_line",
     "fits_kind",
     "from_numpy",
@@ -31,9 +33,11 @@ __all__ = [
     "kind_of",
     "lies_on_a_cpu",
     "like",
+    "no_tangent",
     "operand",
     "package_of",
     "refused",
+    "traced",
     "title_of",
     "to_numpy",
     "wants_gradient",
@@ -193,12 +197,56 @@ def like(x: Any, values: Array) -> Any:
 
 def wants_gradient(x: Any) -> bool:
     """Is it a torch tensor through which a gradient is to flow?"""
-    wanted = getattr(x, "requires_grad", False) and kind_of(x) == "torch"
-    return bool(wanted) and sys.modules["torch"].is_grad_enabled()
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
+
+
+def traced() -> bool:
+    """Does torch compile or transform what is called, or carry tangents along?"""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def belongs_to_torch(*inputs: Any) -> bool:
+    """Has torch to know of what is made of them, because it differentiates or transforms it, or compiles it?"""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not any(isinstance(x, torch.Tensor) for x in inputs):
+        return False
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return any(wants_gradient(x) or _has_tangent(x) for x in inputs)
+
+
+def _has_tangent(x: Any) -> bool:
+    """Is it a torch tensor whose derivative is carried along, by forward-mode differentiation?"""
+    torch: Any = sys.modules["torch"]
+    forward = torch.autograd.forward_ad
+    # no level is open in almost every call, and its number is ten times as quick to get as a tangent
+    open_level = forward._current_level >= 0 and isinstance(x, torch.Tensor)
+    return open_level and forward.unpack_dual(x).tangent is not None
+
+
+def check_no_tangent(name: str, x: Any) -> None:
+    """Refuses a torch tensor that forward-mode differentiation carries a tangent with: it would be lost."""
+    if _has_tangent(x):
+        raise no_tangent(name)
+
+
+def no_tangent(name: str) -> UsageError:
+    """The error for a torch tensor that has one."""
+    accepted = "one without: no kernel has forward-mode derivatives; reverse mode has them, as in torch.func.vjp"
+    return refused(name, "torch tensor with a tangent", accepted)
 
 
 def check_no_grad(name: str, x: Any) -> None:
     """Refuses a torch tensor whose gradient would be lost, because the result is a tensor without one."""
+    if kind_of(x) != "torch":
+        return
+    check_no_tangent(name, x)
     if wants_gradient(x):
         accepted = "one that doesn't: no gradient flows through it here; call under torch.no_grad(), or on .detach()"
         raise refused(name, "torch tensor that requires grad", accepted)

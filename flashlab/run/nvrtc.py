@@ -25,6 +25,7 @@ __all__ = [
     "compile_kernel",
     "cuda_include_dir",
     "defines",
+    "release",
     "sources_digest",
 ]
 
@@ -132,6 +133,11 @@ def compile_kernel(name: str, options: Sequence[str] = (), *, arch: str) -> Comp
     key = cache.digest(name, path.read_bytes(), sources_digest(), _cuda_headers(), _nvrtc_build(), *options)
     kept = cache.entry("compiled", key, make)
     return Compiled(image=(kept / "image").read_bytes(), log=(kept / "log").read_bytes().decode())
+
+
+def release() -> str:
+    """Which NVRTC this is, to the build: "V12.9.86". Raises `CompilerMissing` without one."""
+    return re.findall(r"V\d+\.\d+\.\d+", _nvrtc_build())[0]
 
 
 def sources_digest() -> str:

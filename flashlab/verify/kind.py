@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.measure.results import Content, Data, Kind, markdown_table
 from flashlab.verify.report import Failing, Row, Status
 
 __all__ = ["KIND"]
@@ -55,6 +55,11 @@ def table(data: Verified) -> str:
     return markdown_table(("check", *STATUSES), rows)
 
 
+def passed(data: Content, algorithm: str) -> bool | None:
+    """Did an algorithm's kernels pass on a GPU? None if something else was verified."""
+    return data["passed"] if (data["target"], data["backend"]) == (algorithm, "gpu") else None
+
+
 KIND = Kind(
     "verify",
     "Numbers: against float64",
@@ -63,4 +68,5 @@ KIND = Kind(
     Verified,
     headline,
     table,
+    passed=passed,
 )

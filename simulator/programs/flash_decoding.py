@@ -217,9 +217,8 @@ def pays(problem: Problem, device: Device) -> bool:
     a group's heads, and all SMs share its keys. Both take about as long for a tile's keys, so what counts is how many tiles the
     busiest SM has.
 
-    By trial on an H100, with no file of it: 158 cells of 1 to 64 requests with 1 to 128 queries of 32 or 64 heads of 128 numbers,
-    in groups of 1, 4 and 8, on contexts of 128 to 32,768, and over pages beside `flash3_paged`. What this says was the faster one,
-    or at most 10 % slower. More queries weren't tried. Of float32, and of other GPUs, eight rows are few.
+    The rule was chosen on an H100: 1 to 64 requests with up to 128 queries each, in groups of 1, 4 and 8 heads. More queries
+    weren't tried. Of float32, and of other GPUs, eight rows are few.
 
     >>> from simulator.devices import DEVICES
     >>> decode = Problem(batch=1, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16")
@@ -277,8 +276,8 @@ def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As many rows as a group of heads has, 8 or 16, and as many keys as leave room for two stages, up to 128. More rows are
-    several tiles: with 32 in one, 64 keys are all that registers have room for, and 32 rows took 1.9 times as long (by trial on an
-    H100, with no file of it). Neighbouring blocks have a tile each of the same keys, so DRAM brings them once.
+    several tiles: with 32 in one, 64 keys are all that registers have room for, and one tile takes longer than several.
+    Neighbouring blocks have a tile each of the same keys, so DRAM brings them once.
 
     A chunk is four tiles, whatever the device has. Four warps split a tile's keys. Bytes in flight are all that counts, so the
     ring is as deep as there is room for.
@@ -438,7 +437,7 @@ def decode(
         scales.reserve(block)
         scales.begin(block)
         if words := told_words(problem, c.stages):
-            block.alloc("units", words, dtype="int32", copies=w)
+            block.alloc("units", words, dtype="int32", copies=w, fragment=4)  # words, which no tensor core reads
         if block.walk:
             block.step("load_q")
             for readers, nbytes in told(problem):

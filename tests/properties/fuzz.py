@@ -494,14 +494,12 @@ def _progress() -> bytes:
 
 
 def _result() -> bytes:
-    return next(Path(__file__).parents[2].glob("docs/results/verify/*.json")).read_bytes()[:20_000]
+    return next(Path(__file__).parents[2].glob("docs/results/verify/*.jsonl")).read_bytes()[:20_000]
 
 
 def _whole_result() -> bytes:
-    content = json.loads(
-        min(Path(__file__).parents[2].glob("docs/results/*/*.json"), key=lambda path: path.stat().st_size).read_bytes()
-    )
-    return json.dumps({**content, "data": {}}).encode()
+    files = Path(__file__).parents[2].glob("docs/results/*/*.jsonl")
+    return min(files, key=lambda path: path.stat().st_size).read_bytes()
 
 
 def _read_progress(path: Path) -> object:
@@ -541,8 +539,8 @@ PARSERS: Mapping[str, Parser] = {
     "load_inputs, .npz": ("x.npz", _npz, lambda path: fl.load_inputs(path)),
     "load_inputs, .safetensors": ("x.safetensors", _safetensors, lambda path: fl.load_inputs(path)),
     "--arg, .npz": ("x.npz", _npz, _argument),
-    "results, cut": ("kind/x.json", _result, _read_results),
-    "results": ("kind/x.json", _whole_result, _read_results),
+    "results, cut": ("kind/x.jsonl", _result, _read_results),
+    "results": ("kind/x.jsonl", _whole_result, _read_results),
     "progress": ("progress.json", _progress, _read_progress),
     "scanning of .cu": (
         "k.cu",

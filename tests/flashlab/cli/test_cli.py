@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab import files
-from flashlab.cli import app, options
+from flashlab.cli import app, main, options
 from flashlab.measure import counters, problems, results, sanitizers, speed
 from flashlab.run import tritonc
 from flashlab.views import progress, tables
@@ -96,6 +97,48 @@ def test_a_shell_completes(words: str, expected: list[str]) -> None:
         [sys.executable, "-m", "flashlab"], env=os.environ | asked, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize("words", [["compare"], ["count", "flash2"], ["count", "--help"]], ids=" ".join)
+def test_a_terminal_without_columns_has_80(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flashlab", *words])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # as whoever runs the tests has them
+    shown: list[str] = []
+    for columns in ("80", "0"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit):
+            main()
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and len(shown[0].splitlines()) > 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows deletes no folder that is in use")
+def test_a_folder_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    said = one_line("emulate", "nowhere.cu", "--grid", 1, "--block", 1)
+    assert said == "flashlab: the folder that this runs in is gone: No such file or directory\n"
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/x", "file", "file/below"])
+def test_where_pictures_go_is_looked_at_first(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(fl, "compare", lambda *_, **__: pytest.fail("it is run"))
+    path = tmp_path / folder
+    assert f"--out = '{path}': expected a folder that can be written" in one_line("compare", "--out", path)
+
+
+def test_what_is_refused_at_once_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a run takes a while is said of one that runs."""
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise fl.UsageError("memory", "a run", "less")
+
+    monkeypatch.setattr(fl, "simulate", refuses)
+    assert "memory = " in one_line("simulate", "flash2", "--len-q", 100_001, "--heads", 1, "--head-dim", 16)
 
 
 def test_commands_are_those_of_the_design() -> None:
@@ -758,13 +801,13 @@ def test_a_report_that_cannot_be_kept_is_printed(tmp_path: Path, monkeypatch: py
 def test_results_are_kept(tmp_path: Path) -> None:
     words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16", "--save", tmp_path]
     run(*words)
-    (path,) = tmp_path.glob("verify/flash2_*.json")
-    assert json.loads(path.read_text())["kind"] == "verify"
+    (path,) = tmp_path.glob("verify/flash2_*.jsonl")
+    assert results.load(path).kind == "verify"
     assert "--force" in one_line(*words)
     run(*words, "--force")
     run(*words, "--condition", "again")
-    (path,) = tmp_path.glob("verify/flash2_again_*.json")
-    assert json.loads(path.read_text())["condition"] == "again"
+    (path,) = tmp_path.glob("verify/flash2_again_*.jsonl")
+    assert results.load(path).condition == "again"
 
 
 # tables

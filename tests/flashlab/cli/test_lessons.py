@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +62,25 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     path.write_text("mine")
     assert f"FOLDER = '{path}'" in one_line("lessons", path)
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["a new folder", "one that is there"])
+def test_a_full_disk_leaves_nothing_behind(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "course"
+    if there:
+        folder.mkdir()
+        (folder / NAMES[0]).write_text("my answers")
+    read = Path.read_bytes
+
+    def full(path: Path) -> bytes:
+        if path.name == NAMES[3]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", full)
+    assert "No space left on device" in one_line("lessons", folder)
+    assert folder.exists() == there
+    assert not there or [path.read_text() for path in folder.iterdir()] == ["my answers"]
 
 
 def test_installed_ones_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,71 @@ def test_no_second_derivatives() -> None:
         dq.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own, at the first tangent
+@pytest.mark.parametrize("of", ["q", "k", "v", "sinks"])
+@pytest.mark.parametrize("wanted", [False, True], ids=["", "and requires grad"])
+@pytest.mark.parametrize("by", ["fl.attention", "torch.attention", "flash_attn_func"])
+def test_a_tangent_is_refused(by: str, wanted: bool, of: str) -> None:
+    """Forward-mode differentiation would find a derivative of 0."""
+    forward = importlib.import_module("torch.autograd.forward_ad")
+    named = dict(zip(NAMES, leaves(P.replace(kv_heads=4)), strict=True))
+    named = {name: x.detach().requires_grad_(wanted) for name, x in (named | {"sinks": torch().zeros(4)}).items()}
+    sinks = "s_aux" if by == "flash_attn_func" else "sinks"
+    with forward.dual_level(), pytest.raises(fl.UsageError, match=f"{of} = torch tensor with a tangent") as refused:
+        named[of] = forward.make_dual(named[of], torch().ones_like(named[of]))
+        rest: dict[str, Any] = {sinks: named.pop("sinks")}
+        if by == "flash_attn_func":
+            door("flash_attn").flash_attn_func(**named, **rest)
+        elif by == "fl.attention":
+            fl.attention(**named, **rest, backend="emulator")
+        else:
+            door().attention(**named, **rest)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own, at the first tangent
+def test_a_tangent_is_refused_by_the_backward_pass() -> None:
+    forward = importlib.import_module("torch.autograd.forward_ad")
+    q, k, v = leaves(wanted=())
+    out, lse = fl.attention(q, k, v, lse=True, backend="emulator")
+    with forward.dual_level(), pytest.raises(fl.UsageError, match="dout = torch tensor with a tangent"):
+        dout = forward.make_dual(out, torch().ones_like(out))
+        fl.attention_backward(dout, q, k, v, out, lse, backend="emulator")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own, at the first tangent
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # vmap calls the kernel for each
+def test_transformations_of_torch_func() -> None:
+    """`grad`, `vjp` and `vmap` of `grad` have the gradients of autograd. Forward over reverse, as in a Hessian, is refused."""
+    q, k, v = leaves(P.replace(batch=1))
+    transforms = torch().func
+
+    def loss(*x: Any) -> Any:
+        return fl.attention(*x, causal=True, backend="emulator").square().sum()
+
+    loss(q, k, v).backward()
+    right = [x.grad for x in (q, k, v)]
+    q, k, v = (x.detach() for x in (q, k, v))
+    _, back = transforms.vjp(loss, q, k, v)
+    each = transforms.vmap(transforms.grad(loss), (0, None, None))(torch().stack([q, q]), k, v)
+    for found in (transforms.grad(loss, (0, 1, 2))(q, k, v), back(torch().ones(())), [each[1]]):
+        for a, b in zip(right, found, strict=False):
+            assert torch().allclose(a, b, atol=1e-4)
+    for transformed in (lambda: transforms.jvp(loss, (q, k, v), (q, k, v)), lambda: transforms.hessian(loss)(q, k, v)):
+        with pytest.raises(fl.UsageError, match="torch tensor with a tangent"):
+            transformed()
+
+
+@pytest.mark.parametrize("wanted", [(), NAMES], ids=["without gradients", "with gradients"])
+def test_fl_attention_compiled_in_one_graph(wanted: tuple[str, ...]) -> None:
+    tensors = leaves(wanted=wanted)
+    compiled = torch().compile(
+        lambda *x: fl.attention(*x, causal=True, lse=True, backend="emulator"), fullgraph=True, backend="aot_eager"
+    )
+    for a, b in zip(compiled(*tensors), fl.attention(*tensors, causal=True, lse=True, backend="emulator"), strict=True):
+        assert torch().equal(a, b)
+
+
 # flash-attn's functions
 
 
@@ -325,6 +390,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"attention_chunk": 4}, "attention_chunk = 4: expected 0: the kernels don't have it"),
     ({"qv": (2, 20, 4, 24)}, "qv = Tensor: expected None: the kernels don't have it"),
     ({"k": (2, 20, 24)}, r"k.shape = \(2, 20, 24\): expected \(batch, seqlen, heads, head_dim\)"),
+    ({"s_aux": (2, 2)}, r"s_aux.shape = \(2, 2\): expected \(heads\)"),
+    ({"s_aux": (4,), "learnable_sink": (4,)}, "learnable_sink = torch tensor: expected None with s_aux"),
     ({"v": (2, 20, 4, 24)}, r"v.shape = \(2, 4, 20, 24\): expected batch, heads and length \(2, 2, 30\)"),
 ]
 
@@ -332,7 +399,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "line"), BAD, ids=[line for _, line in BAD])
 def test_what_flash_attn_func_refuses(change: dict[str, Any], line: str) -> None:
     given = dict(zip(NAMES, swapped(*leaves()), strict=True))
-    shapes = ("alibi_slopes", "qv", "k", "v")
+    shapes = ("alibi_slopes", "qv", "k", "v", "s_aux", "learnable_sink")
     made = {name: torch().ones(x) if name in shapes else x for name, x in change.items()}
     with pytest.raises(fl.UsageError, match=line) as refused:
         door("flash_attn").flash_attn_func(**given | made)
@@ -347,28 +414,65 @@ def test_a_keyword_that_nobody_knows() -> None:
 VARLEN: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
     (lambda ends: {"cu_seqlens_k": ends[:-1]}, "cu_seqlens_k = 2 offsets: expected 3, as cu_seqlens_q has"),
     (lambda ends: {"cu_seqlens_q": ends.float()}, "cu_seqlens_q.dtype = 'torch.float32': expected torch.int32"),
-    (lambda ends: {"cu_seqlens_q": ends + 1, "cu_seqlens_k": ends // 2}, "lengths = 15 keys in all: expected 30"),
+    (lambda ends: {"cu_seqlens_q": ends + 1}, r"cu_seqlens_q\[0\] = 1: expected 0: the first sequence begins with"),
+    (lambda ends: {"cu_seqlens_k": ends - 5}, r"cu_seqlens_k\[0\] = -5: expected 0: the first sequence begins with"),
+    (lambda ends: {"cu_seqlens_k": ends // 2}, r"cu_seqlens_k\[2\] = 15: expected 30, the rows of k"),
+    (lambda ends: {"cu_seqlens_k": ends * 2}, r"cu_seqlens_k\[2\] = 60: expected 30, the rows of k"),
+    (
+        lambda ends: {"cu_seqlens_q": ends[[0, 2, 1]]},
+        r"cu_seqlens_q\[2\] = 12: expected at least 30, where the sequence",
+    ),
+    (
+        lambda ends: {"cu_seqlens_q": ends[:1], "cu_seqlens_k": ends[:1]},
+        "cu_seqlens_q = 1 offsets: expected at least 2",
+    ),
+    (lambda ends: {"cu_seqlens_k": ends[None]}, r"cu_seqlens_k.shape = \(1, 3\): expected \(sequences \+ 1\)"),
+    (lambda ends: {"cu_seqlens_k": [0, 12, 30]}, "cu_seqlens_k = 'list': expected a torch tensor"),
     (lambda ends: {"block_table": ends}, "block_table = Tensor: expected None"),
     (lambda ends: {"seqused_k": ends}, r"seqused_k.shape = \(3,\): expected \(2,\), one per sequence"),
     (lambda ends: {"seqused_q": ends[1:]}, r"seqused_q\[1\] = 30: expected 0 to 18, the rows of the sequence"),
+    (lambda ends: {"seqused_k": -ends[:2]}, r"seqused_k\[1\] = -12: expected 0 to 18, the rows of the sequence"),
+    (lambda ends: {"seqused_k": ends[1:].float()}, "seqused_k.dtype = 'torch.float32': expected torch.int32"),
+    (lambda ends: {"v": torch().ones(12, 2, 24)}, r"v.shape = \(12, 2, 24\): expected 30 rows, as k has"),
 ]
 
 
+@pytest.mark.parametrize("used", [False, True], ids=["", "seqused_k"])
 @pytest.mark.parametrize(("change", "line"), VARLEN, ids=[line for _, line in VARLEN])
-def test_what_flash_attn_varlen_func_refuses(change: Callable[[Any], dict[str, Any]], line: str) -> None:
+def test_what_flash_attn_varlen_func_refuses(change: Callable[[Any], dict[str, Any]], line: str, used: bool) -> None:
+    """In the same words, whether `seqused_k` has the door look at the offsets, or the operator does."""
     q, k, v = (x[0].detach() for x in swapped(*leaves(P.replace(batch=1, len_q=30))))
     ends = torch().tensor([0, 12, 30], dtype=torch().int32)
-    given: dict[str, Any] = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, **change(ends)}
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    given |= {"seqused_k": torch().tensor([3, 3], dtype=torch().int32)} if used else {}
+    given |= change(ends)
     with pytest.raises(fl.UsageError, match=line) as refused:
-        door("flash_attn").flash_attn_varlen_func(q, k, v, **given)
+        door("flash_attn").flash_attn_varlen_func(**given)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
+        ({"lengths": [12, 17]}, "lengths = 29 queries in all: expected 30, the len_q"),
+        ({"lengths": [(12, 12), (18, 17)]}, "lengths = 29 keys in all: expected 30, the len_kv"),
+        ({"cu_seqlens_q": [0, 30]}, "cu_seqlens_k = 'NoneType': expected a torch tensor"),
+        ({"lengths": [30], "cu_seqlens_q": [0, 30], "cu_seqlens_k": [0, 30]}, "lengths = 1 sequences: expected None"),
+    ],
+)
+def test_lengths_and_offsets_that_the_door_refuses(options: dict[str, Any], line: str) -> None:
+    """By the name that the caller said."""
+    tensors = leaves(P.replace(batch=1, len_q=30))
+    made = {name: torch().tensor(x) if name.startswith("cu") else x for name, x in options.items()}
+    with pytest.raises(fl.UsageError, match=line):
+        door().attention(*tensors, **made)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
         ({}, r"q = torch array on the CPU: expected a CuPy, torch or JAX array in GPU memory"),
-        ({"backend": "emulator", "algorithm": fl.naive}, "algorithm = 'function': expected a name"),
+        ({"backend": "emulator", "algorithm": fl.naive}, "algorithm = <function naive.*: expected one of"),
         ({"backend": "emulator", "device": fl.DEVICES["h100"].replace(sms=3)}, "device = 'h100': expected one of"),
         ({"backend": "emulator", "out": 3}, "out = int: expected None where q, k or v requires grad"),
         ({"backend": "emulator", "causl": True}, "keyword = 'causl'"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashlab.measure import counters, metrics, ncu, problems, workload
+from flashlab.measure import counters, emulated, metrics, ncu, problems, workload
 from flashlab.measure.counter_report import (
     DRAM_SLACK,
     EXP_FACTOR,
@@ -22,9 +22,10 @@ from flashlab.measure.counter_report import (
 from flashlab.measure.ncu import Measured
 from flashlab.measure.workload import Case
 from flashlab.run import host
+from flashlab.run.emulated import emulate_problem
 from flashlab.run.plan import _bound
 from simulator import CATALOGUE, Problem, Tile, count, shape_run
-from simulator.catalogue import with_kernels
+from simulator.catalogue import get, with_kernels
 from simulator.config import features
 from simulator.errors import Unavailable
 
@@ -213,6 +214,25 @@ def test_every_case_is_drawn_with_all_that_its_plan_asks_for(monkeypatch: pytest
         operation, drawn = CATALOGUE[case.algorithm].operation, workload.inputs(case.algorithm, case.problem)
         assert _bound(operation, case.problem, drawn).keys() == drawn.keys(), case.name
     assert any("dlse" in case.name for case in seen.values()), "a gradient of the LSE is among them"
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("form", ["dense", "bits", "blocks"])
+@pytest.mark.parametrize("algorithm", ["flash2", "flash3"])
+def test_counts_are_those_of_the_mask_that_is_drawn(algorithm: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU's counters are held to, and what the emulator's are, is what a kernel moves on the inputs of that run."""
+    monkeypatch.setattr(host, "from_numpy", lambda x, _: x)
+    p = Problem(batch=1, heads=2, len_q=300, head_dim=64, dtype="float16", causal=True, mask=form)
+    case = Case(algorithm, algorithm, p, lse=True)
+    expected = workload.counted(case, COUNTS.device)
+    ran = emulate_problem(get(algorithm), p, workload.inputs(algorithm, p), device=COUNTS.device, lse=True)
+    assert [launch.ledger for launch in expected.launches] == [launch.ledger for launch in ran.counts.launches]
+    assert ran.passed
+    shown = count(algorithm, p, device=COUNTS.device, lse=True)
+    assert (expected.hbm.read < shown.hbm.read) == (form == "blocks"), "whose tiles are no mixture"
+    assert counters._simulated(case, expected, 0) is expected
+    report = emulated.run([case], device=COUNTS.device)
+    assert report.passed, report.launches
 
 
 def test_what_a_failed_program_said_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from docs._site import kinds
+from docs._site.archive import MANIFEST
 from docs._site.blocks import replaced
 from docs._site.kinds import KINDS
-from flashlab.measure import results, speed
+from flashlab.jsonlines import joined
+from flashlab.measure import results, sources, speed
 from simulator.catalogue import CATALOGUE
 from simulator.errors import UsageError
 
@@ -47,6 +51,18 @@ class Times(results.Data):
     best: tuple[str, ...] = ()
 
 
+class Row(results.Data):
+    """A row of it."""
+
+    n: int
+
+
+class Rows(results.Data):
+    """A toy's data with rows."""
+
+    rows: tuple[Row, ...]
+
+
 def headline(data: Times) -> str:
     return f"fastest {min(data.milliseconds.values()):.1f} ms"
 
@@ -56,12 +72,13 @@ def table(data: Times) -> str:
 
 
 TOY = results.Kind("toy", "Toys", "times of a toy", "toy measure", Times, headline, table)
+ROWS = results.Kind("rows", "Rows", "rows", "rows", Rows, lambda data: "", lambda data: "")
 DATA = {"passed": True, "milliseconds": {"flash2": 1.25, "flash1": 3.5}, "best": ["flash2"]}
 
 
 def test_the_name_says_what_it_holds_and_reading_gives_back_what_was_written(tmp_path: Path) -> None:
     path = results.save(TOY, ["flash2", "online_softmax"], DATA, folder=tmp_path / "new", about=about())
-    assert path == tmp_path / "new" / "toy" / "flash2-online_softmax_h200_2026-11-21.json"
+    assert path == tmp_path / "new" / "toy" / "flash2-online_softmax_h200_2026-11-21.jsonl"
     read = results.load(path)
     assert (read.kind, read.algorithms, read.data) == ("toy", ("flash2", "online_softmax"), DATA)
     assert (read.subject, read.condition, read.about) == ("flash2-online_softmax", None, "flash2-online_softmax")
@@ -72,7 +89,7 @@ def test_the_name_says_what_it_holds_and_reading_gives_back_what_was_written(tmp
 
 def test_a_condition_is_in_the_name_and_in_the_content(tmp_path: Path) -> None:
     path = results.save(TOY, [], DATA, subject="all", condition="torch", folder=tmp_path, about=about(device=None))
-    assert path.name == "all_torch_cpu_2026-11-21.json"
+    assert path.name == "all_torch_cpu_2026-11-21.jsonl"
     read = results.load(path)
     assert (read.condition, read.about, read.algorithms) == ("torch", "all (torch)", ())
 
@@ -135,7 +152,7 @@ def test_numbers_that_json_lacks_are_text_that_float_reads(tmp_path: Path) -> No
     assert json.loads(path.read_text())["data"]["milliseconds"] == {"flash2": "inf", "flash1": 1.5}
     assert TOY.data(results.load(path)).milliseconds["flash2"] == math.inf
     (schema,) = TOY.schemas().values()
-    assert Draft202012Validator(schema).is_valid(json.loads(path.read_text()))
+    assert Draft202012Validator(schema).is_valid(results.load(path).content)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +170,28 @@ def test_bad_names_are_refused(given: dict[str, Any], said: str, tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2, "kind": "poem"}', '{"schema": 99, "kind": "bench"}'])
 def test_what_is_no_result_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    with pytest.raises(UsageError) as refused:
+    for suffix in ("json", "jsonl"):
+        path = tmp_path / f"x.{suffix}"
+        path.write_text(text)
+        with pytest.raises(UsageError) as refused:
+            results.load(path)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
+    path = results.save(ROWS, ["flash2"], {"rows": [{"n": 1}, {"n": 2}]}, folder=tmp_path, about=about())
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match="a result that can be read"):
         results.load(path)
-    assert "\n" not in str(refused.value)
+
+
+def test_a_file_of_schema_2_is_read_as_ever(tmp_path: Path) -> None:
+    """It was one JSON document."""
+    new = results.save(ROWS, ["flash2"], {"rows": [{"n": 1}, {"n": 2}]}, folder=tmp_path, about=about())
+    old = new.with_name("older_h200_2026-11-20.json")
+    old.write_text(json.dumps({**results.load(new).content, "schema": 2}, indent=1))
+    assert results.load(old).data == results.load(new).data
+    assert [each.path for each in results.find(tmp_path, kind="rows")] == [new, old]
 
 
 def test_the_newest_that_matches(tmp_path: Path) -> None:
@@ -201,10 +235,13 @@ def test_a_kind_is_found_in_the_module_that_declares_it(tmp_path: Path, monkeypa
     assert {"bench", "counters", "verify"} < results.kinds().keys()
 
 
+@functools.cache  # each file is parsed once
+def every(kind: str) -> list[results.Result]:
+    return results.find(RESULTS, kind=kind)
+
+
 def committed(kind: str, algorithm: str) -> results.Result:
-    found = results.latest(kind, RESULTS, algorithm=algorithm)
-    assert found is not None
-    return found
+    return next(r for r in reversed(every(kind)) if algorithm in r.algorithms and r.condition is None)
 
 
 @pytest.mark.parametrize(
@@ -276,52 +313,61 @@ def test_errors_of_the_l2_model_are_told_apart() -> None:
 # what is committed
 
 
-FILES = sorted(path for path in RESULTS.rglob("*.json") if path.parent != kinds.SCHEMAS)
-
-
 NOT_MEASURED_YET: set[str] = set()
 """Kinds whose command waits for a GPU. A kind that has a result may not stand here."""
 
 
-def test_there_are_results_of_every_kind() -> None:
-    assert {result.kind for result in results.find(RESULTS)} == set(KINDS) - NOT_MEASURED_YET
+def test_there_are_results_of_every_kind_and_nothing_else_lies_there() -> None:
+    found = {path.relative_to(RESULTS) for path in RESULTS.rglob("*") if path.is_file()}
+    loose = {path.name for path in found if len(path.parts) == 1}
+    assert loose == {"README.md", MANIFEST.name, sources.KERNELS}
+    places = {Path(name.replace("-", "/", name in BESIDE)) for name in (*KINDS, *BESIDE)}
+    assert {path.parent for path in found if len(path.parts) > 1} - {Path("schema")} == places - NOT_MEASURED_YET
+    assert {path.suffix for path in found if len(path.parts) > 1 and path.parent != Path("schema")} == {".jsonl"}
 
 
-SCHEMAS = kinds.schemas()
+BESIDE = {f"{kind.name}-{name}": RESULTS / kind.name / name for kind in KINDS.values() for name in kind.beside}
+"""Folders of other files, by the names of their schemas."""
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_the_published_schemas_are_those_of_the_modules(name: str) -> None:
-    """Run python -m docs._site.kinds after changing one."""
-    assert (kinds.SCHEMAS / name).read_text(encoding="utf-8") == SCHEMAS[name]
-    Draft202012Validator.check_schema(json.loads(SCHEMAS[name]))
+@functools.cache
+def validators() -> dict[str, Draft202012Validator]:
+    return {Path(name).stem: Draft202012Validator(json.loads(text)) for name, text in kinds.schemas().items()}
 
 
-def test_no_other_schema_lies_there_and_the_page_lists_the_kinds() -> None:
-    assert {path.name for path in kinds.SCHEMAS.iterdir()} == set(SCHEMAS)
+def test_there_is_a_schema_for_each_kind_of_file_and_the_page_lists_the_kinds() -> None:
+    assert validators().keys() == KINDS.keys() | BESIDE.keys()
+    for validator in validators().values():
+        Draft202012Validator.check_schema(validator.schema)
     page = kinds.PAGE.read_text(encoding="utf-8")
     assert page == replaced(page, "kinds", {"kinds": kinds.table()}), "run python -m docs._site.kinds"
     assert page != replaced(page, "kinds", {"kinds": ""})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
-def test_every_committed_file_is_as_its_published_schema_says(path: Path) -> None:
-    """By a validator that knows nothing of the models; a file with a key too many isn't."""
-    schema = "-".join(path.relative_to(RESULTS).parent.parts)
-    validator = Draft202012Validator(json.loads((kinds.SCHEMAS / f"{schema}.json").read_text(encoding="utf-8")))
-    content = json.loads(path.read_text(encoding="utf-8"))
-    validator.validate(content)
+@pytest.mark.parametrize("name", KINDS)
+def test_every_committed_result_is_as_its_schema_says_lies_where_it_says_and_claims_something(name: str) -> None:
+    """By a validator that knows nothing of the models."""
+    kind, found = KINDS[name], every(name)
+    for result in found:
+        validators()[name].validate(result.content)
+        assert result.path == RESULTS / name / results.name_of(result.content)
+        assert re.fullmatch(r"[\w.-]{1,60}", result.subject)
+        assert len(kind.claim(result)) > 40
+        assert "\n| --- |" in kind.markdown(result)
+    refuses_others(validators()[name], min(found, key=lambda result: result.path.stat().st_size).content)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_files_beside_results_are_as_their_schema_says(name: str) -> None:
+    found = [joined(path.read_text(encoding="utf-8")) for path in sorted(BESIDE[name].iterdir())]
+    for content in found:
+        validators()[name].validate(content)
+    refuses_others(validators()[name], found[0])
+
+
+def refuses_others(validator: Draft202012Validator, content: Mapping[str, Any]) -> None:
     assert not validator.is_valid({**content, "more": 1})
     assert not validator.is_valid({key: value for key, value in content.items() if key != "date"})
-
-
-@pytest.mark.parametrize("result", results.find(RESULTS), ids=lambda result: f"{result.kind}-{result.path.stem}")
-def test_every_committed_result_lies_where_its_content_says_and_claims_something(result: results.Result) -> None:
-    assert result.path == RESULTS / result.kind / results.name_of(result.content)
-    assert re.fullmatch(r"[\w.-]{1,60}", result.subject)
-    kind = KINDS[result.kind]
-    assert len(kind.claim(result)) > 40
-    assert "\n| --- |" in kind.markdown(result)
 
 
 def test_the_environment_is_found_without_a_gpu_too() -> None:

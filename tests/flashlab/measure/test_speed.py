@@ -227,7 +227,7 @@ def test_what_holds_the_clock_down_is_seen_while_calls_run() -> None:
 
 
 def test_results_from_before_graphs_and_clocks_are_read() -> None:
-    old = results.load("docs/results/bench/flash2_h200_2026-11-21.json")
+    old = results.load("docs/results/bench/flash2_h200_2026-11-21.jsonl")
     row = speed.BENCH.data(old).rows[0]
     assert (row.queued, row.mhz, row.capped, row.reasons) == ("by Python", None, None, ())
     assert " |  |  |" in speed.BENCH.markdown(old)  # nobody knows their clock
