@@ -93,7 +93,14 @@ def attention(
     in_pages = block_table is not None or seq_lens is not None
     if in_pages and isinstance(algorithm, str) and algorithm == "flash2":
         algorithm = "paged"
-    more: Any = {"algorithm": algorithm, "lse": lse, "tile": tile, "backend": backend, "device": device, "scales": scales}
+    more: Any = {
+        "algorithm": algorithm,
+        "lse": lse,
+        "tile": tile,
+        "backend": backend,
+        "device": device,
+        "scales": scales,
+    }
     more |= {"seed": seed, "offset": offset}
     if not in_pages and host.traced():  # before anything asks where an array lies
         outputs = _differentiated(given, **more, **masks)

@@ -218,7 +218,9 @@ def quantize_cache(
         if form is not None:
             among(f"{name}_scale", form, SCALES if name == "k" else SCALES[:-1])
         given = as_numpy(name, x)
-        if given.dtype.kind not in "fV":  # V: bfloat16 and its like
+        if (
+            given.dtype.kind not in "fV" or given.dtype.type is np.void
+        ):  # V: bfloat16 and its like, and bytes without a type
             raise UsageError(f"{name}.dtype", given.dtype.name, "a floating dtype")
         values = np.asarray(given, np.float32)
         if values.ndim != 4:

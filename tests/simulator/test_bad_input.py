@@ -57,6 +57,15 @@ def test_tile(tile: Any) -> None:
         Tile.parse(tile)
 
 
+def test_a_tile_of_any_size_gets_a_short_line() -> None:
+    """Python writes no integer of more than 4,300 digits."""
+    for tile in ((2**31 + 1, 16), (16, 10**400), (10**5000, 16)):
+        with pytest.raises(UsageError, match=r"^tile = .*: expected rows x cols, .*, and up to 2\^31$") as refused:
+            fl.count("flash2", Problem(**GOOD), tile=tile)
+        assert len(str(refused.value)) < 420
+    assert str(UsageError("batch", 10**5000, "less")) == "batch = int of thousands of digits: expected less"
+
+
 def test_unknown_names_offer_the_nearest() -> None:
     p = Problem(**GOOD)
     with pytest.raises(UsageError, match=r"algorithm = 'flash3x': expected one of .* \(did you mean flash"):

@@ -170,7 +170,13 @@ def test_bad_arrays_are_refused_in_one_line(changes: dict[str, Any], line: str) 
         assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("x", [np.array(["a"]), np.ones((1, 2, 3, 4), np.int8), np.ones((1, 2, 3, 4), complex)])
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array(["a"]), np.ones((1, 2, 3, 4), np.int8), np.ones((1, 2, 3, 4), complex),
+        np.zeros((1, 2, 3, 4), "V2"), np.zeros((1, 2, 3, 4), [("a", "f2")]),
+    ],
+)  # fmt: skip
 def test_what_has_no_fractions_is_not_quantised(x: Any) -> None:
     with pytest.raises(fl.UsageError, match=r"v\.dtype = '\w+': expected a floating dtype"):
         fl.quantize_cache(np.ones((1, 2, 3, 4), np.float16), x)
