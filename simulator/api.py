@@ -147,8 +147,6 @@ def count(
     if problem is None:
         raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
     problem = Problem.checked(problem)
-    if row.operation is SOFTMAX and problem.len_q != 1:
-        raise UsageError("problem", problem, f"length=… and dtype=…: {row.name} is the softmax of a vector")
     row.check(problem)
     if row.formula is None:
         return run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse), infer=True)

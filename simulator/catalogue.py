@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from simulator.config import Config
 from simulator.devices import Device
@@ -175,6 +176,10 @@ class Algorithm:
     about: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     follows: str | None = None
     atomics: tuple[str, ...] = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The catalogue's rows are pickled by their names."""
+        return (get, (self.name,)) if CATALOGUE.get(self.name) is self else super().__reduce_ex__(protocol)
 
     @property
     def operation(self) -> Operation:

@@ -60,7 +60,10 @@ _MOST_SHOWN = 300
 
 def _shown(value: object) -> str:
     """A value for an error message: one short line, and each array as its dtype and shape."""
-    text = repr(_without_values(value)).replace("\n", " ")
+    try:
+        text = repr(_without_values(value)).replace("\n", " ")
+    except ValueError:  # Python writes no integer of thousands of digits
+        text = f"{type(value).__name__} of thousands of digits"
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 10]} … {text[-5:]}"
 
 

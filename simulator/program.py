@@ -73,6 +73,10 @@ class Program:
     def __repr__(self) -> str:
         return f"<tile program {self.name}>"
 
+    def __reduce__(self) -> str:
+        """It is pickled as a function is: by the name under which its module has it."""
+        return getattr(self, "__qualname__", self.name)
+
 
 def program(
     body: Body | None = None, *, configure: Configure = configure_plainly, operation: Operation = ATTENTION

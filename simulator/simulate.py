@@ -18,6 +18,7 @@ from simulator.dtypes import Array, as_numpy
 from simulator.errors import Said, UsageError
 from simulator.machine import Machine
 from simulator.memory import check_memory
+from simulator.operations.caches import check_scales
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
@@ -109,7 +110,7 @@ class Scales(NamedTuple):
         """The scales by the names of the kernels' arguments: `q_scale`, `k_scale`, `v_scale`.
 
         Raises `UsageError` for a problem that isn't 8-bit, for other shapes and dtypes, and for NumPy scales that aren't
-        finite, or of q or k that aren't positive.
+        finite, or of q or k that aren't positive, or so large that scores leave float32.
         """
         p = problem
         if p.dtype != FP8:
@@ -124,14 +125,9 @@ class Scales(NamedTuple):
                 raise UsageError(f"scales.{name}.shape", tuple(x.shape), f"{shape}, one per {side} rows of {name}")
             if str(x.dtype).removeprefix("torch.") != "float32":
                 raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
-            if isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
-                values = cast(Array, x)
-                bad = values[~(np.isfinite(values) & ((values > 0) | (name == "v")))]
-                if bad.size:
-                    raise UsageError(
-                        f"scales.{name}", float(bad[0]), f"finite{'' if name == 'v' else ', positive'} numbers"
-                    )
-        return {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
+        named = {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
+        check_scales(p, named, "scales.{}")
+        return named
 
 
 def run_on_data(

@@ -63,8 +63,8 @@ def attention(
     Earlier keys are visible, but for what `causal` and `window` hide. The algorithm is `paged`.
 
     k and v may be quantised, float8_e4m3fn (of CuPy uint8) or int8 beside q of 16 bits: `fl.quantize_cache` makes them.
-    `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, finite
-    and at least 0: `(1,)`, `(kv_heads,)`, `(batch, kv_heads, len_kv)` with a scale for each key, of K also
+    `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, from
+    0 to 1e30: `(1,)`, `(kv_heads,)`, `(batch, kv_heads, len_kv)` with a scale for each key, of K also
     `(kv_heads, head_dim)`. In pages a key's scale lies like the key, `(pages, kv_heads, page_size)`. The algorithm is
     `flash_decoding`, or `paged`.
 
@@ -93,7 +93,14 @@ def attention(
     in_pages = block_table is not None or seq_lens is not None
     if in_pages and isinstance(algorithm, str) and algorithm == "flash2":
         algorithm = "paged"
-    more: Any = {"algorithm": algorithm, "lse": lse, "tile": tile, "backend": backend, "device": device, "scales": scales}
+    more: Any = {
+        "algorithm": algorithm,
+        "lse": lse,
+        "tile": tile,
+        "backend": backend,
+        "device": device,
+        "scales": scales,
+    }
     more |= {"seed": seed, "offset": offset}
     if not in_pages and host.traced():  # before anything asks where an array lies
         outputs = _differentiated(given, **more, **masks)

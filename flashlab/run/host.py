@@ -166,9 +166,10 @@ def writable(name: str, x: Any) -> Array:
     """An output that is written in place. Raises `UsageError` for what isn't NumPy's, or mustn't be written."""
     if not isinstance(x, np.ndarray):
         raise UsageError(name, type(x).__name__, "a NumPy array: no other is written in place on a CPU")
-    if not x.flags.writeable:
+    values = as_numpy(name, x)  # which refuses a masked array: a hard mask keeps what lies under it as it is
+    if not values.flags.writeable:
         raise UsageError(name, "read-only array", "one that can be written")
-    return cast("Array", x)
+    return values
 
 
 def from_numpy(values: Array, kind: str, device: Any = None) -> Any:

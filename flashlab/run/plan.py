@@ -61,6 +61,7 @@ class Plan:
     ) -> None:
         row = catalogue.get(algorithm)
         row.check(problem, device)
+        self._made = functools.partial(gpu_plan, tile=tile, lse=lse, arch=arch), (algorithm, problem)
         self.device, self.operation, self.gpu = device, row.operation, cupy().cuda.runtime.getDevice()
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
@@ -96,6 +97,9 @@ class Plan:
         for x in tensors.values():
             if x.role != "workspace" and not x.vector and x.row_bytes != x.cols * x.itemsize:
                 arrays.warm_copies(x.dtype, self.gpu)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made
 
     def launch(self, views: Mapping[str, View], *, first: int = 0, allocate: Allocate = from_the_pool) -> None:
         """Launches the kernels from number `first` on, on CuPy's current device and stream, on inputs and outputs by name.
@@ -272,7 +276,8 @@ def plan(
     On a GPU, making the plan is the warm-up: the kernels are compiled, or found on disk, and loaded. From then on neither
     `run` nor `fl.attention` on such arrays compiles anything, and a CUDA graph can capture the first call. Outputs may be given,
     too: `run(q=q, k=k, v=v, out=out)` writes them in place. `.workspace` is how many bytes a call allocates beside them. Calls
-    run on the framework's current stream, and several threads may call at once.
+    run on the framework's current stream, and several threads may call at once. A plan that was pickled is made anew where it is
+    loaded.
 
     Raises `UsageError`, `SramOverflow` for a tile that doesn't fit, `Unavailable` for what isn't here.
 
@@ -310,9 +315,13 @@ class SimulatorPlan:
     """A plan that runs the tile program."""
 
     def __init__(self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device) -> None:
+        self._made = algorithm, problem, tile, lse, device
         self.row, self.device, self._lse = catalogue.get(algorithm), device, lse
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         self.workspace = _workspace(self.counts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made
 
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Runs on arrays by name; the outputs by name, NumPy. Outputs that are given (`out=`, NumPy) are written in place.

@@ -70,6 +70,7 @@ import numpy as np
 
 from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, dtype_name, unknown
+from simulator.fields import LARGEST_FACTOR
 from simulator.memory import check_memory
 from simulator.operations.caches import AXES, check_scales, dequantized, dtypes_of, quantized, scale_fields, scales_of
 from simulator.operations.draws import of_kind, random_optional, to_storage
@@ -109,8 +110,6 @@ LOST_SUMS = 2.0**-15
 """The same where P is multiplied by 2^5 first."""
 LEAST_NORMAL = {"float16": 2.0**-14, FP8: 2.0**-11}
 """Smaller weights have fewer bits, by the dtype that they are rounded to. Of e4m3 too, P is multiplied by 2^5 first."""
-MOST_SINK = 1e30
-"""The largest sink, above 0 or below."""
 LSE_FLOOR = 2e-5
 """LSEs that are closer than this count as equal."""
 
@@ -551,28 +550,26 @@ def _beside_the_largest(problem: Problem, arrays: Arrays) -> Array:
 
 def check_sinks(arrays: Mapping[str, Any]) -> None:
     """Looks at NumPy's sinks and slopes, because one of NaN would spread over all rows of its head. As an exponent to the base 2 a
-    sink must be a number of float32, too. Raises `UsageError`."""
-    for name, accepted in (
-        ("sinks", f"finite numbers up to {MOST_SINK:g}, or -inf for a head without one"),
-        ("alibi_slopes", "finite numbers"),
-    ):
+    sink must be a number of float32, too, and so must a slope times a distance. Raises `UsageError`."""
+    accepted = f"finite numbers up to {LARGEST_FACTOR:g}"
+    for name in ("sinks", "alibi_slopes"):
         x: Any = arrays.get(name)
         if not isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
             continue
         numbers = np.asarray(x, np.float32)
-        wrong = ~np.isfinite(numbers)
+        wrong = ~(np.abs(numbers) <= LARGEST_FACTOR)
         if name == "sinks":
-            wrong = (wrong | (np.abs(numbers) > MOST_SINK)) & ~np.isneginf(numbers)
+            wrong &= ~np.isneginf(numbers)
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+            none = ", or -inf for a head without one" if name == "sinks" else ""
+            raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted + none)
 
 
 def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
     """Looks at NumPy's sinks and slopes, and at NumPy's offsets, which must be those of the lengths. Raises `UsageError`."""
     check_sinks(arrays)
-    if problem.quantized:
-        check_scales(arrays)
+    check_scales(problem, arrays)
     if isinstance(lists := arrays.get("block_mask"), np.ndarray):
         _check_lists(cast("Array", lists))
     for name in ("offsets_q", "offsets_kv", "offsets_mask"):

@@ -45,6 +45,16 @@ class Softmax(Operation):
             raise UsageError("x.shape", tuple(x.shape), "one row, (1, length)")
         return vector_problem(x.shape[1], dtype)
 
+    def fitted(self, problem: Problem) -> Problem:
+        """The vector whose length is the problem's head dim."""
+        return vector_problem(problem.head_dim, problem.dtype)
+
+    def refusal(self, problem: Problem, by: str) -> UsageError | None:
+        if problem == self.fitted(problem):
+            return None
+        vector = f"one row of {problem.head_dim:,} elements, fl.count({by!r}, length={problem.head_dim}, dtype={problem.dtype!r})"
+        return UsageError("problem", problem, f"{vector}: {by} is the softmax of a vector")
+
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         x = np.asarray(arrays["x"], np.float64)
         e = np.exp(x - x.max(-1, keepdims=True))

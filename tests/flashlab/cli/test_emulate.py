@@ -434,6 +434,22 @@ def test_a_published_file(tmp_path: Path) -> None:
     assert "--std = 'c++20'" in one_line("emulate", "flash2", "--std", "c++20")
 
 
+def test_a_file_without_symbols_says_so(tmp_path: Path) -> None:
+    (tmp_path / "none.cu").write_text("__global__ void k() {}")
+    assert one_line("emulate", tmp_path / "none.cu", *ONE, "--symbol", "z=1") == (
+        "flashlab: symbol = 'z': expected none: the file has no __constant__ or __device__ variable\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["float32[99999999999999]", "int8[100000,1000000000]:full(1)", "float32[10000000000000]:out"]
+)
+def test_an_array_that_memory_does_not_hold_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "none.cu").write_text("__global__ void k(float* x) {}")
+    line = one_line("emulate", tmp_path / "none.cu", *ONE, "--arg", f"x={text}")
+    assert line.startswith(f"flashlab: memory = --arg x, {text}, ") and "expected at most the " in line
+
+
 def test_what_a_kernel_prints_stays_out_of_the_document(tmp_path: Path) -> None:
     (tmp_path / "hello.cu").write_text('__global__ void k() { printf("hello\\n"); }')
     words = ["emulate", tmp_path / "hello.cu", *ONE]

@@ -134,6 +134,10 @@ BAD_OUT = [
     (lambda _: np.zeros(Q.shape, "f4"), "out.dtype = 'float32': expected float16"),
     (lambda q: q, "out = 'memory shared with q': expected an array apart from the inputs"),
     (lambda _: read_only(np.zeros(Q.shape, "f2")), "out = 'read-only array'"),
+    (
+        lambda _: np.ma.array(np.zeros(Q.shape, "f2"), mask=True, hard_mask=True),
+        "out = masked array: expected an array",
+    ),
     (lambda _: np.lib.stride_tricks.as_strided(Q.copy(), Q.shape, (0, 0, 64, 2)), "don't overlap each other"),
     (lambda _: [[1.0]], "out = 'list': expected a NumPy array"),
 ]

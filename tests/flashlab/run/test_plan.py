@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 import threading
 from collections.abc import Callable
@@ -114,6 +116,40 @@ def test_outputs_that_are_given_are_written_in_place(cupy: FakeCupy, given: Any,
             plan.run(arrays_, **wrong)
     with pytest.raises(fl.UsageError, match="operand = 'lse': expected one of"):
         fl.plan("flash2", p).run(arrays_, lse=expected["lse"])
+
+
+@pytest.mark.parametrize("backend", ["gpu", "simulator", "emulator"])
+def test_a_plan_is_pickled_by_what_it_was_made_of(backend: Any) -> None:
+    device: Any = {} if backend == "gpu" else {"device": "a100"}
+    plan: Any = fl.plan("flash2", P, backend=backend, tile=(64, 64), lse=True, **device)
+    again = pickle.loads(pickle.dumps(plan))
+    assert type(again) is type(plan) and again is not plan
+    assert (again.counts, again.device, again.workspace) == (plan.counts, plan.device, plan.workspace)
+    if backend != "gpu":
+        found, expected = (each.run(dict(zip("qkv", fl.random_inputs(P), strict=True))) for each in (again, plan))
+        assert found.keys() == expected.keys() == {"out", "lse"}
+        assert all(found[name].tobytes() == expected[name].tobytes() for name in found)
+
+
+@fl.program
+def own(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+    out = m.output("out")
+    for block in m.launch("own", rows=problem.row_tiles(tile), warps=4):
+        block.step("store")
+        block.store(out, block.full(tile.rows, v.cols, 0.0), block.i, tile.rows)
+    return out
+
+
+def test_programs_and_rows_of_the_catalogue_are_pickled_by_name() -> None:
+    for name, row in fl.CATALOGUE.items():
+        assert pickle.loads(pickle.dumps(row)) is row and copy.deepcopy(row) is row, name
+        assert pickle.loads(pickle.dumps(row.program)) is row.program
+    mine = fl.catalogue.get(own)
+    assert pickle.loads(pickle.dumps(own)) is own and pickle.loads(pickle.dumps(mine)) == mine
+    assert pickle.loads(pickle.dumps(fl.plan(own, P, backend="simulator"))).row == mine
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda") as refused:
+        pickle.dumps(fl.program(lambda: None))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("backend", ["simulator", "emulator"])
