@@ -102,19 +102,22 @@ def attention(
         "scales": scales,
     }
     more |= {"seed": seed, "offset": offset}
-    if not in_pages and host.traced():  # before anything asks where an array lies
-        outputs = _differentiated(given, **more, **masks)
-        if outputs is not None:
-            return outputs if lse else outputs[0]
+    if not in_pages and host.traced(q):  # before anything asks where an array lies
+        outputs = _by_torch(given, **more, **masks)
+        return outputs if lse else outputs[0]
     differentiate = None if in_pages else _differentiated
     outputs = called(PAGED if in_pages else ATTENTION, given, masks, differentiate=differentiate, **more)
     return outputs if lse else outputs[0]
 
 
 def _differentiated(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[Any, ...] | None:
-    """Attention that torch differentiates, transforms or compiles, if it does."""
-    if not host.belongs_to_torch(*(given[name] for name in ("q", "k", "v", "sinks"))):
-        return None
+    """Attention that torch differentiates, if a gradient is to flow through q, k, v or sinks."""
+    wanted = any(host.wants_gradient(given[name]) for name in ("q", "k", "v", "sinks"))
+    return _by_torch(given, lse=lse, **options) if wanted else None
+
+
+def _by_torch(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[Any, ...]:
+    """Attention that torch differentiates, transforms or compiles."""
     from flashlab.integrations import torch
 
     refused = {name: given[name] for name in ("out", "block_mask", "k_scale", "v_scale")} | {

@@ -23,7 +23,6 @@ from simulator.problem import FP8
 __all__ = [
     "UNREADABLE",
     "Empty",
-    "belongs_to_torch",
     "check_no_grad",
     "check_no_tangent",
     "first_line",
@@ -201,29 +200,24 @@ def wants_gradient(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
-def traced() -> bool:
-    """Does torch compile or transform what is called, or carry tangents along?"""
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+def traced(x: Any) -> bool:
+    """Does torch compile or transform what is called with this tensor, or carry tangents along?
 
-
-def belongs_to_torch(*inputs: Any) -> bool:
-    """Has torch to know of what is made of them, because it differentiates or transforms it, or compiles it?"""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not any(isinstance(x, torch.Tensor) for x in inputs):
+    A compiler reads these lines, too. `sys.modules` it would watch whole, and not every version knows each method of a text.
+    """
+    if type(x).__module__[:5] != "torch":
         return False
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    import torch  # pyright: ignore[reportMissingImports]  # it is loaded: the tensor is
+
+    of_torch: Any = torch
+    if of_torch.compiler.is_compiling():
         return True
-    return any(wants_gradient(x) or _has_tangent(x) for x in inputs)
+    return of_torch._C._are_functorch_transforms_active() or of_torch.autograd.forward_ad._current_level >= 0
 
 
 def _has_tangent(x: Any) -> bool:
     """Is it a torch tensor whose derivative is carried along, by forward-mode differentiation?"""
-    torch: Any = sys.modules["torch"]
+    torch: Any = import_module("torch")
     forward = torch.autograd.forward_ad
     # no level is open in almost every call, and its number is ten times as quick to get as a tangent
     open_level = forward._current_level >= 0 and isinstance(x, torch.Tensor)
