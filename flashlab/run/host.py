@@ -201,27 +201,27 @@ def wants_gradient(x: Any) -> bool:
 
 
 def traced(x: Any) -> bool:
-    """Does torch compile or transform what is called with this tensor, or carry tangents along?
+    """Does torch compile or transform what is called with this tensor?"""
+    torch = _torch_of(x)
+    return torch is not None and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
-    A compiler reads these lines, too. `sys.modules` it would watch whole, and not every version knows each method of a text.
-    """
-    if type(x).__module__[:5] != "torch":
-        return False
-    import torch  # pyright: ignore[reportMissingImports]  # it is loaded: the tensor is
 
-    of_torch: Any = torch
-    if of_torch.compiler.is_compiling():
-        return True
-    return of_torch._C._are_functorch_transforms_active() or of_torch.autograd.forward_ad._current_level >= 0
+def _torch_of(tensor: Any) -> Any:
+    """torch, if this is one of its tensors. Its compiler reads these lines, too: it would watch all of `sys.modules`, doesn't enter
+    `import_module`, and not each version knows each method of a text."""
+    if type(tensor).__module__[:5] != "torch":
+        return None
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return torch
 
 
 def _has_tangent(x: Any) -> bool:
     """Is it a torch tensor whose derivative is carried along, by forward-mode differentiation?"""
-    torch: Any = import_module("torch")
-    forward = torch.autograd.forward_ad
-    # no level is open in almost every call, and its number is ten times as quick to get as a tangent
-    open_level = forward._current_level >= 0 and isinstance(x, torch.Tensor)
-    return open_level and forward.unpack_dual(x).tangent is not None
+    torch = _torch_of(x)
+    if torch is None or torch.autograd.forward_ad._current_level < 0:  # no level is open in almost every call
+        return False
+    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def check_no_tangent(name: str, x: Any) -> None:
