@@ -237,6 +237,7 @@ class Block:
         The one that comes last sets it back to 0. The machine runs blocks in the order of their columns, so a program knows
         which one that is. With `warps`, each of so many warps has a counter of its own.
         """
+        misuse.tensor("block.arrive(tensor, i)", counter)
         for way in ("read", "write"):
             *_, nbytes = self._extent(counter, i, warps, 0, 1, way)
         self._count(counter.name, hbm_atomic=nbytes)
@@ -259,11 +260,13 @@ class Block:
         Without `cols` it is a vector, with one value per row. Raises `SramOverflow` over the device's limit per block.
         """
         tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None, panel=panel, fragment=fragment)
+        tile.empty = True
         self._reserve(tile, copies)
         return tile
 
     def free(self, tile: SramTile) -> None:
         """Give a buffer back."""
+        misuse.tile("block.free(tile)", tile)
         self._sram.pop(tile.name, None)
 
     def put(self, buffer: SramTile, x: Registers, *, copies: int = 1) -> None:
@@ -272,20 +275,23 @@ class Block:
         The machine does not know one warp's values from another's. It keeps what the warps have together: `get` returns
         the sum (or the maximum) over all of them.
         """
+        misuse.tile("block.put(tile, registers)", buffer)
         vector, fragment = buffer.vector, buffer.fragment
         misuse.registers("block.put", x)
         tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=vector, fragment=fragment)
         if tile.footprint * copies > (room := self._sram.get(buffer.name, 0)):
             asked = f"at most the {room:,} bytes that block.alloc reserves for {buffer.name}"
             raise UsageError("block.put's registers", Said(f"{tile.footprint * copies:,} bytes"), asked)
-        self._filled[buffer.name] = tile.footprint * copies, x.rows, x.cols
+        self._filled[buffer.name], buffer.empty = (tile.footprint * copies, x.rows, x.cols), False
         buffer.values = x.values
         self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
 
     def get(self, buffer: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers: what was last `put`. The warps split it as in `matmul`."""
+        misuse.tile("block.get(tile)", buffer)
         if buffer.name not in self._filled:
-            raise UsageError("block.get's buffer", Said(f"{buffer.name}, which is empty"), "block.put into it before")
+            put = "block.put into it before, or block.to_registers(tile) for a tile that was loaded"
+            raise UsageError("block.get's buffer", Said(f"{buffer.name}, which is empty"), put)
         nbytes, rows, cols = self._filled[buffer.name]
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
         return self.registers(rows, cols, buffer.values)
@@ -305,7 +311,8 @@ class Block:
 
     def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""
-        misuse.operand("the tile of block.to_registers(tile)", tile, SramTile, "a tile in SRAM, as block.load returns")
+        misuse.tile("block.to_registers(tile)", tile)
+        misuse.full("block.to_registers's tile", tile)
         self._count(tile.name, sram_read=tile.footprint * self._uses(split) * self.lockstep)
         return self.registers(tile.rows, tile.cols, tile.values)
 
@@ -378,8 +385,7 @@ class Block:
     def elementwise(self, f: Callable[..., Array], *operands: Registers | float) -> Registers:
         """f of the operands, element by element. It counts one FLOP per element of the (broadcast) result."""
         tiles = [x for x in operands if isinstance(x, Registers)]
-        if len(tiles) < len(operands) or not tiles:
-            misuse.registers(f"np.{getattr(f, '__name__', 'f')}", *operands, numbers=bool(tiles))
+        misuse.elementwise(f, operands, tiles)
         rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
         misuse.broadcast(f, tiles, rows, cols)
         self.count_flops(rows * cols)
@@ -474,6 +480,7 @@ class Block:
 
         That is `abs(i + len_kv - len_q - j)`, for ALiBi. `group` is as in `mask`. Like all indices, it counts no FLOPs.
         """
+        misuse.registers("block.distances", s)
         if s.values is None:
             return self.registers(s.rows, s.cols, None)
         rows, keys = self._places((s.rows, s.cols), i, j, group)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from simulator.config import padded
 from simulator.errors import Said, UsageError
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
@@ -34,6 +33,17 @@ def tensor(call: str, x: object) -> None:
     operand(f"the tensor of {call}", x, HbmTensor, "a tensor in HBM, as q or an output is")
 
 
+def tile(call: str, x: object) -> None:
+    """Refuses what is no tile in SRAM."""
+    operand(f"the tile of {call}", x, SramTile, "a tile in SRAM, as block.load and block.alloc return")
+
+
+def full(name: str, x: SramTile) -> None:
+    """Refuses a buffer in which nothing was put yet."""
+    if x.empty:
+        raise UsageError(name, Said(f"{x.name}, which is empty"), "block.put into it before")
+
+
 def registers(call: str, *operands: object, numbers: bool = False) -> None:
     """Refuses operands that aren't in registers, among which there may be `numbers`."""
     for x in operands:
@@ -46,9 +56,12 @@ def product(a: SramTile | Registers, b: SramTile, split: Sequence[object], acc: 
     """Refuses operands that no tensor core multiplies, a missing split, and what the product can't be added to."""
     operand("block.matmul's first operand", a, (SramTile, Registers), f"a tile in SRAM or in registers: {_BROUGHT}")
     operand("block.matmul's second operand", b, SramTile, f"a tile in SRAM: {_BROUGHT}")
+    for x in (a, b):
+        if isinstance(x, SramTile):
+            full("block.matmul's operand", x)
     if len(split) != 2:
         raise UsageError("block.matmul's split", split or "missing", _SPLIT)
-    if padded(a.cols) != padded(b.rows):
+    if a.cols != b.rows:
         shapes = f"({a.rows}, {a.cols}) @ ({b.rows}, {b.cols})"
         raise UsageError("matmul", shapes, "as many columns on the left as rows on the right (is a .T missing?)")
     if acc is not None:
@@ -69,6 +82,15 @@ def stored(call: str, to: HbmTensor, x: Registers, rows: int, j: int, cols: int 
     if x.rows != rows or x.cols not in (cols, inside):
         shape = f"({rows}, {cols})" + (f", or ({rows}, {inside}) where {to.name} ends" if 0 < inside < cols else "")
         raise UsageError(f"{call}'s registers", Said(f"({x.rows}, {x.cols})"), f"{shape}, as the tile of {to.name} has")
+
+
+def elementwise(f: Callable[..., Any], operands: Sequence[object], tiles: Sequence[Registers]) -> None:
+    """Refuses operands of which none is in registers or some are elsewhere, and more or fewer than NumPy's function takes."""
+    name = f"np.{getattr(f, '__name__', 'f')}"
+    if len(tiles) < len(operands) or not tiles:
+        registers(name, *operands, numbers=bool(tiles))
+    if isinstance(f, np.ufunc) and f.nin != len(operands):
+        raise UsageError(f"operands of {name}", len(operands), f"{f.nin} for this function")
 
 
 def broadcast(f: Callable[..., Any], tiles: Sequence[Registers], rows: int, cols: int) -> None:

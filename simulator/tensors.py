@@ -143,6 +143,7 @@ class SramTile(_Stored):
         self.padded_shape = padded(rows, fragment), 1 if vector else round_up(cols, panel)
         self.multiplied_shape = self.padded_shape
         self.held = 0  # columns that stay in registers, so that products don't read them
+        self.empty = False  # a buffer in which nothing was put yet
         self._scaled: tuple[float, Array] | None = None
 
     @property
@@ -151,6 +152,7 @@ class SramTile(_Stored):
         data = None if self.values is None else self.values.swapaxes(-1, -2)
         transposed = SramTile(self.name, self.cols, self.rows, self.dtype, data)
         transposed.padded_shape, transposed.multiplied_shape = self.padded_shape[::-1], self.multiplied_shape[::-1]
+        transposed.empty = self.empty
         return transposed
 
     @property

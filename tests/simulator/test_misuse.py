@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,8 +80,12 @@ def test_the_program_without_a_mistake_runs() -> None:
         ("b.maximum(k, 0.0)", "operand of np.maximum = k in SRAM: expected registers: block.to_registers"),
         ("b.maximum(1.0, 0.0)", "operand of np.maximum = float: expected registers"),
         ("b.mask(k, b.i, 0)", "operand of block.mask = k in SRAM"),
-        ("b.to_registers(q)", "q in HBM: expected a tile in SRAM, as block.load returns"),
+        ("b.to_registers(q)", "q in HBM: expected a tile in SRAM, as block.load and block.alloc return"),
         ('b.get(b.alloc("sums", 16))', "block.get's buffer = sums, which is empty: expected block.put"),
+        ("b.get(k)", "block.get's buffer = k, which is empty: expected block.put into it before, or block.to_registers"),
+        ("b.to_registers(b.alloc('sums', 16))", "block.to_registers's tile = sums, which is empty: expected block.put"),
+        ("b.matmul(x, b.alloc('w', 64, 16), split=('rows', 'none'))", "block.matmul's operand = w, which is empty"),
+        ("b.matmul(b.full(16, 1, 0.0), k, split=('rows', 'none'))", r"\(16, 1\) @ \(64, 64\)': expected as many columns"),
         ('b.matmul(x, k.T, split=("rows", "none"), acc=x.sum())', r"acc = \(64, 1\): expected \(64, 64\)"),
         ("k.sum()", r"k.sum = unknown: expected registers: block.to_registers\(tile\)"),
         ("q.mean()", r"q.mean = unknown: expected registers: block.load"),
@@ -162,7 +168,7 @@ def test_a_program_with_other_parameters_is_told() -> None:
     @fl.program
     def few(m: Any, q: Any, k: Any, problem: Any, tile: Any) -> Any: ...
 
-    refused(few, r"^program = few\(m: .*\): expected a function few\(m, q, k, v, problem, tile\)$")
+    refused(few, r"^program = few\(m, q, k, problem, tile\): expected a function few\(m, q, k, v, problem, tile\)$")
 
 
 def test_a_type_error_of_ones_own_stays() -> None:
@@ -201,3 +207,65 @@ def test_what_is_counted_is_what_is_stored(rows: int, cols: int, x_rows: int, x_
     assert 4 * np.count_nonzero(run.out == 1) == run.counts.launches[0].bytes(
         f"hbm.{'write' if call == 'store' else 'atomic'}", step="store"
     )
+
+
+CALLS: dict[str, tuple[str, ...]] = {
+    "load": ("any", "tile", "size"), "fetch": ("any", "tile", "size"), "store": ("any", "any", "tile", "size"),
+    "atomic_add": ("any", "any", "tile", "size"), "alloc": ("name", "size", "size"), "put": ("any", "any"), "get": ("any",),
+    "to_registers": ("any",), "full": ("size", "size", "number"), "matmul": ("any", "any", "split"), "exp": ("any",),
+    "log": ("any",), "tanh": ("any",), "maximum": ("any", "any"), "elementwise": ("function", "any", "any"),
+    "mask": ("any", "tile", "tile"), "distances": ("any", "tile", "tile"), "free": ("any",), "arrive": ("any", "tile"),
+}  # fmt: skip
+"""Calls of a block, and the kinds of their arguments. "any" is whatever a program has: tensors, tiles, registers, numbers."""
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "size": (16, 1, 8, 32, 40), "name": ("a", "b"), "number": (0.0, 2.0), "function": (np.sqrt, np.add),
+    "split": (("rows", "none"), ("none", "rows")),
+}  # fmt: skip
+METHODS = ("sum", "max", "finite", "nonzero", "T", "rows", "shape", "mean")
+OPERATORS = {"+": operator.add, "*": operator.mul}
+
+
+STEP = st.tuples(st.sampled_from([*CALLS, *METHODS, *OPERATORS]), st.tuples(*[st.integers(0, 30)] * 4))
+
+
+@settings(max_examples=300)
+@given(st.lists(STEP, min_size=1, max_size=6))
+def test_programs_that_nobody_meant(steps: list[tuple[str, tuple[int, ...]]]) -> None:
+    """Random calls with operands of any kind and size run and count the same on shapes as on data, or one line refuses them."""
+
+    def make(step: str, numbers: tuple[int, ...], block: Any, has: list[Any]) -> Any:
+        choices = CHOICES | {"any": has, "tile": (0, 1, block.i)}
+        kinds = CALLS.get(step, ("any", "any"))
+        given = [choices[kind][n % len(choices[kind])] for kind, n in zip(kinds, numbers, strict=False)]
+        if step in METHODS:  # a number's are Python's
+            found = None if isinstance(given[0], float | int) else getattr(given[0], step)
+            return found() if callable(found) else found
+        if step in OPERATORS:
+            return OPERATORS[step](*given)
+        split = {"split": given.pop()} if step == "matmul" else {}
+        return getattr(block, step)(*given, **split)
+
+    @fl.program
+    def drawn(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        out, s = m.output("out"), m.workspace("s", 40)
+        for block in m.launch("drawn", rows=problem.row_tiles(tile), warps=4):
+            block.step("s")
+            x = block.fetch(q, block.i, tile.rows)
+            has = [x, block.load(k, 0, 16), q, out, s, block.alloc("buffer", 16, 16), 2.0, x.sum()]
+            for step, numbers in steps:
+                found = make(step, numbers, block, has)
+                has += [] if found is None else [found]
+            block.store(out, x, block.i, tile.rows)
+        return out
+
+    p = Problem(batch=1, heads=2, len_q=20, head_dim=16, dtype="float32")
+    simulated = partial(fl.simulate, drawn, *fl.random_inputs(p), tile=(16, 16))
+    said: list[object] = []
+    for run in (partial(fl.count, drawn, p, tile=(16, 16)), lambda: simulated().counts):
+        with np.errstate(all="ignore"):
+            try:
+                said.append(run())
+            except UsageError as error:
+                assert "\n" not in str(error)
+                said.append(str(error))
+    assert said[0] == said[1]
