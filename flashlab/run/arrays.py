@@ -27,7 +27,6 @@ __all__ = [
     "EMULATOR",
     "Allocate",
     "Framework",
-    "Place",
     "Read",
     "View",
     "cache_refused",
@@ -110,12 +109,8 @@ class View(NamedTuple):
 
 
 Read = tuple[Mapping[str, Any], list[Any], list[int]]
-"""Arrays by name as a framework's `place` takes them, what is to be known of them but pointers, and the pointers. The first thing
+"""Arrays by name as a framework's `view` takes them, what is to be known of them but pointers, and the pointers. The first thing
 to be known is the framework."""
-
-Place = tuple[int, tuple[int, ...], tuple[int, ...], Any, int]
-"""Where an array lies, as its framework says it: pointer, shape, strides, dtype, device. It is quicker to get than a `View`,
-and says as much."""
 
 Allocate = Callable[[int], tuple[int, Any]]
 """Bytes of GPU memory, uninitialised: a pointer, and what holds it."""
@@ -150,20 +145,17 @@ class Framework(ABC):
     """The function that says where an array of `maker` lies."""
 
     def shared(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Arrays by name, as `place` takes them. They must be held while kernels may use their memory."""
+        """Arrays by name, as `view` takes them. They must be held while kernels may use their memory."""
         return given
 
     @abstractmethod
-    def place(self, name: str, x: Any) -> Place:
-        """Where an array lies; `name` is the argument's. Raises `UsageError` for one that isn't in GPU memory."""
-
-    @abstractmethod
-    def view(self, name: str, place: Place, owner: Any = None) -> View:
-        """What lies there, as a kernel sees it. Raises `UsageError` for a dtype that no kernel takes."""
+    def view(self, name: str, x: Any) -> View:
+        """An array as a kernel sees it; `name` is the argument's. Raises `UsageError` for one that isn't in GPU memory, or of a
+        dtype that no kernel takes."""
 
     def views(self, held: Mapping[str, Any]) -> dict[str, View]:
-        """Arrays by name as views, all on one GPU, without those that are None; the caller holds them. Raises `UsageError`."""
-        views = {name: self.view(name, self.place(name, x)) for name, x in held.items() if x is not None}
+        """Arrays by name as views, all on one GPU, without those that are None. Raises `UsageError`."""
+        views = {name: self.view(name, x) for name, x in held.items() if x is not None}
         (first, like), *others = views.items()
         for name, x in others:
             if x.device != like.device:
@@ -172,9 +164,9 @@ class Framework(ABC):
 
     @abstractmethod
     def read(self, given: Mapping[str, Any]) -> Read:
-        """The arrays as `place` takes them, all that a call's checks depend on but for pointers, and the pointers.
+        """The arrays as `view` takes them, all that a call's checks depend on but for pointers, and the pointers.
 
-        A warm call looks at its arrays here alone. So this judges nothing: it raises one of `UNREADABLE` where `place` may have
+        A warm call looks at its arrays here alone. So this judges nothing: it raises one of `UNREADABLE` where `view` may have
         something to say. What is None is left out.
         """
 
@@ -199,7 +191,7 @@ class Framework(ABC):
         return from_the_pool(nbytes)
 
     def hand_back(self, x: Any, like: Any) -> Any:
-        """What `empty` made, written by now, as an array of the kind of `like`, which came in."""
+        """What a maker made, written by now, as an array of the kind of `like`, which came in."""
         del like
         return x
 
@@ -209,10 +201,6 @@ class _CupyArrays(Framework):
 
     def __init__(self) -> None:
         self._runtime = cupy().cuda.runtime
-
-    def place(self, name: str, x: Any) -> Place:
-        memory = x.data
-        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
 
     def read(self, given: Mapping[str, Any]) -> Read:
         layout: list[Any] = [self]
@@ -224,9 +212,8 @@ class _CupyArrays(Framework):
                 pointers.append(memory.ptr)
         return given, layout, pointers
 
-    def view(self, name: str, place: Place, owner: Any = None) -> View:
-        pointer, shape, strides, dtype, device = place
-        return View(pointer, shape, strides, _dtype_name(name, dtype), device, owner)
+    def view(self, name: str, x: Any) -> View:
+        return View(x.data.ptr, x.shape, x.strides, _dtype_name(name, x.dtype), x.data.device_id, x)
 
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         return functools.partial(cupy().empty, shape, numpy_dtype(dtype))
@@ -290,22 +277,17 @@ class _TorchArrays(Framework):
         self._runtime = cupy().cuda.runtime
         self._forward = self._torch.autograd.forward_ad
 
-    def place(self, name: str, x: Any) -> Place:
+    def view(self, name: str, x: Any) -> View:
         if not x.is_cuda:
             raise refused(name, f"torch tensor on {x.device}", _ON_GPU)
-        if x.requires_grad or self._forward._current_level >= 0:
-            check_no_grad(name, x)
+        check_no_grad(name, x)
         try:
-            return x.data_ptr(), x.shape, x.stride(), x.dtype, x.get_device()
+            pointer, shape, steps = x.data_ptr(), tuple(x.shape), x.stride()
         except RuntimeError as error:  # sparse or nested, or traced by a transformation
             raise refused(name, f"torch tensor without a buffer of its own ({first_line(error)})", _ON_GPU) from error
-
-    def view(self, name: str, place: Place, owner: Any = None) -> View:
-        pointer, shape, steps, kind, device = place
-        dtype = self._names.get(kind)
-        if dtype is None:
-            raise refused(f"{name}.dtype", str(kind), _DTYPES)
-        return View(pointer, tuple(shape), tuple([n * WIDTH[dtype] for n in steps]), dtype, device, owner)
+        if (dtype := self._names.get(x.dtype)) is None:
+            raise refused(f"{name}.dtype", str(x.dtype), _DTYPES)
+        return View(pointer, shape, tuple([n * WIDTH[dtype] for n in steps]), dtype, x.get_device(), x)
 
     def read(self, given: Mapping[str, Any]) -> Read:
         layout: list[Any] = [self]
@@ -412,8 +394,7 @@ def checked(given: Mapping[str, Any]) -> Read:
     `Unavailable` without CuPy or a GPU."""
     found = {name: x for name, x in given.items() if x is not None}
     of = framework_of(found)
-    for name, x in of.shared(found).items():
-        of.place(name, x)
+    of.views(of.shared(found))
     return of.read(found)
 
 

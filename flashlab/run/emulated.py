@@ -15,7 +15,7 @@ from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched, check_limits
 from flashlab.emulator.maps import UNUSED, tensor_map
 from flashlab.files import path_of
-from flashlab.run import abi, arrays, choose, host, nvrtc, tritonc
+from flashlab.run import abi, arrays, nvrtc, tritonc
 from flashlab.run.arrays import host_view
 from flashlab.run.host import operand
 from simulator import Algorithm, catalogue, count
@@ -23,16 +23,15 @@ from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import SramOverflow, UsageError
+from simulator.errors import SramOverflow
 from simulator.fields import flag
 from simulator.memory import check_memory
 from simulator.names import DeviceName
-from simulator.operations.operation import Operation
-from simulator.problem import Masks, Problem, row_bytes, spell_masks
+from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike, run_on_data, run_on_shapes
 
-__all__ = ["Emulation", "EmulationError", "called", "emulate"]
+__all__ = ["Emulation", "EmulationError", "emulate"]
 
 
 class EmulationError(RuntimeError):
@@ -202,7 +201,9 @@ def emulate(
     inputs, masks = row.operation.apart(named)
     given = {name: operand(name, x) for name, x in row.operation.bound(arrays, inputs).items()}
     problem = row.operation.problem(given, **masks)
-    given |= _scaled(row, problem, scales, tile, device)
+    if scales is not None:
+        on = Device.named("h100" if device is None else device)
+        given |= Scales.of(scales).as_numpy().named(problem, row.program.configure(problem, on, tile).tile)
     return emulate_problem(
         row, problem, given, lse=lse, tile=tile, device=device, sanitize=sanitize, watch=watch, source=source, workers=workers,
         time_limit=time_limit,
@@ -377,39 +378,3 @@ def _values(arena: Arena, spec: Spec) -> Array:
     """The values of an output, (heads, rows, columns), in an array of its own."""
     rows = arena.buffers[spec.name].data.reshape(spec.heads, spec.rows, spec.row_bytes)
     return np.ascontiguousarray(rows[..., : spec.cols * spec.itemsize]).view(numpy_dtype(spec.dtype))
-
-
-def called(
-    operation: Operation, given: Mapping[str, Any], *, algorithm: str | Program, lse: bool, one_order: bool, tile: TileLike,
-    device: Device | DeviceName | None, scales: Scales | None, masks: Masks,
-) -> tuple[Any, ...]:  # fmt: skip
-    """`flashlab.run.facade.called` on the emulator: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
-    known = {x.name for x in operation.inputs}
-    found = {name: x for name, x in given.items() if x is not None and name in known}
-    q = next(iter(found.values()))
-    for name, x in found.items():
-        if not host.fits_kind(name, x, q):
-            raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
-    inputs = {name: operand(name, x) for name, x in found.items()}
-    written = {x.name: given.get(x.name) for x in operation.outputs if x.name not in known}
-    targets = {name: host.writable(name, x) for name, x in written.items() if x is not None}
-    problem = operation.problem(inputs, **masks)
-    if targets:
-        operation.check(problem, inputs | targets)
-        arrays.check_apart(*({name: host_view(name, x) for name, x in each.items()} for each in (targets, inputs)))
-    row = catalogue.get(choose.chosen(algorithm, operation, problem, one_order=one_order))
-    scaled = _scaled(row, problem, scales, tile, device)
-    run = emulate_problem(row, problem, inputs | scaled, lse=lse, tile=tile, device=device).checked()
-    for name, x in targets.items():
-        x[...] = run.outputs[name]
-    return tuple(targets[name] if name in targets else host.like(q, x) for name, x in run.outputs.items())
-
-
-def _scaled(
-    row: Algorithm, problem: Problem, scales: Scales | None, tile: TileLike, device: Device | DeviceName | None
-) -> dict[str, Any]:
-    """The scales of 8-bit operands by name, if there are any."""
-    if scales is None:
-        return {}
-    on = Device.named("h100" if device is None else device)
-    return Scales.of(scales).as_numpy().named(problem, row.program.configure(problem, on, tile).tile)

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any, Unpack
 
 from flashlab.run import arrays, choose, devices, host
-from flashlab.run.arrays import Framework, View
-from flashlab.run.plan import Plan, Ready, gpu_plan, keep
+from flashlab.run.arrays import Read, View
+from flashlab.run.plan import EmulatorPlan, Plan, Ready, gpu_plan, keep
 from flashlab.run.randomness import state_of
 from simulator.devices import Device
 from simulator.errors import UsageError, among
@@ -82,23 +82,16 @@ def called(
     for name, x in given.items():
         host.check_no_grad(name, x)
     if backend == "emulator":
-        from flashlab.run import emulated
-
-        more = {"tile": tile, "device": device, "scales": scales, "masks": masks}
         given |= {} if state is None else {"rng_state": state}
-        return emulated.called(operation, given, algorithm=algorithm, lse=lse, one_order=one_order, **more)
+        return _emulated(given, Device.named("h100" if device is None else device), masks, *options[:5])
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
     if read is None:
         read = arrays.checked(given) if state is None else arrays.with_state(arrays.checked(given), state)
-    held, layout, pointers = read
-    framework: Framework = layout[0]
-    views = framework.views(held)
-    with framework.stream(next(iter(views.values())).device):
-        ready = _ready(operation, framework, views, algorithm, tile, lse, one_order, **masks)
+    ready = _decided(read, masks, *options[:6])
     with suppress(TypeError):  # with a list, say, for a tile
-        keep(_warm if known else {}, (*options, *layout), ready, _MOST_KEPT)
-    return tuple(ready.run(pointers, given).values())
+        keep(_warm if known else {}, (*options, *read[1]), ready, _MOST_KEPT)
+    return tuple(ready.run(read[2], given).values())
 
 
 def _found(key: tuple[Any, ...]) -> Ready | None:
@@ -132,47 +125,49 @@ def _check(
         choose.one_order(algorithm, operation)
 
 
-def _ready(
-    operation: Operation,
-    framework: Framework,
-    views: Mapping[str, View],
-    algorithm: str | Program,
-    tile: TileLike,
-    lse: bool,
-    one_order: bool,
-    **masks: Unpack[Masks],
-) -> Ready:
-    """What is decided for arrays that lie as these do, on the current device. Raises `UsageError`."""
+def _emulated(
+    given: dict[str, Any], device: Device, masks: Masks, operation: Operation, algorithm: Any, tile: Any, lse: bool, one_order: bool
+) -> tuple[Any, ...]:  # fmt: skip
+    """The outputs by the emulator."""
+    found = {name: x for name, x in given.items() if x is not None}
+    first, q = next(iter(found.items()))
     inputs = {x.name for x in operation.inputs}
+    for name, x in found.items():
+        if name in inputs and not host.fits_kind(name, x, q):
+            raise UsageError(name, type(x).__name__, f"an array of the same kind as {first} ({type(q).__name__})")
+    on_cpu = {name: host.operand(name, x) for name, x in found.items() if name in inputs}
+    problem = operation.problem(on_cpu, **masks)
+    plan = EmulatorPlan(choose.chosen(algorithm, operation, problem, one_order=one_order), problem, tile, lse, device)
+    if scales := [found.pop(name) for name in _SCALES if name in found]:
+        found |= Scales.of(scales).as_numpy().named(plan.counts.problem, plan.counts.tile)
+    return tuple(host.like(q, x) for x in plan.run(found | on_cpu).values())
+
+
+def _decided(read: Read, masks: Masks, operation: Operation, *options: Any) -> Ready:
+    """All that a call decides about arrays that lie as these do. Raises `UsageError`."""
+    held, (framework, *_), _ = read
+    views: dict[str, View] = framework.views(held)
+    inputs, device = {x.name for x in operation.inputs}, next(iter(views.values())).device
     shapes = tuple((name, x.shape, x.dtype) for name, x in views.items() if name in inputs)
-    key = operation, shapes, next(iter(views.values())).device, devices.ARCH, algorithm, tile, lse, one_order
-    try:
-        plan = _plan(*key, **masks)
-    except TypeError:  # with a list, say, for a tile
-        plan = _plan.__wrapped__(*key, **masks)
-    if scales := [views[name] for name in _SCALES if name in views]:
-        Scales(*scales).named(plan.counts.problem, plan.counts.tile)
-    return plan.ready(framework, {_SCALES.get(name, name): view for name, view in views.items()})
+    with framework.stream(device):
+        try:
+            plan = _plan(shapes, device, operation, *options, **masks)
+        except TypeError:  # as above
+            plan = _plan.__wrapped__(shapes, device, operation, *options, **masks)
+        if scales := [views[name] for name in _SCALES if name in views]:
+            Scales(*scales).named(plan.counts.problem, plan.counts.tile)
+        return plan.ready(framework, {_SCALES.get(name, name): view for name, view in views.items()})
 
 
 @functools.lru_cache(maxsize=_MOST_KEPT, typed=True)
 def _plan(
-    operation: Operation,
-    shapes: tuple[tuple[str, tuple[int, ...], str], ...],
-    device: int,
-    arch: str | None,
-    algorithm: str | Program,
-    tile: TileLike,
-    lse: bool,
-    one_order: bool,
-    /,
-    **masks: Unpack[Masks],
-) -> Plan:
+    shapes: tuple[tuple[str, tuple[int, ...], str], ...], device: int, operation: Operation, algorithm: str | Program,
+    tile: TileLike, lse: bool, one_order: bool, arch: str | None, /, **masks: Unpack[Masks],
+) -> Plan:  # fmt: skip
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
     problem = operation.problem(inputs, **masks)
     operation.check(problem, inputs)
-    on = devices.gpu_device(arch)
-    algorithm = choose.chosen(algorithm, operation, problem, on, tile, one_order=one_order)
+    algorithm = choose.chosen(algorithm, operation, problem, devices.gpu_device(arch), tile, one_order=one_order)
     return gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)

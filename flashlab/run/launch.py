@@ -102,7 +102,7 @@ class Launcher:
     """
 
     def __init__(self, plan: Plan, given: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
-        self._plan, self._driver = plan, cupy().cuda.driver
+        self._plan = plan
         strides, tensors, left_out = dict(given), plan.counts.tensors, plan.left_out
         missing = [name for name in tensors if name not in strides and name not in left_out]
         own = [tensors[name] for name in missing if name not in plan.zeros]
@@ -110,10 +110,16 @@ class Launcher:
         begins = {name: (i, offset) for i, (offsets, _) in enumerate(pieces) for name, offset in offsets.items()}
         self._pieces = [nbytes for _, nbytes in pieces]
         self._workspaces = [(*begins.get(name, (0, 0)), plan.zeros.get(name)) for name in missing]
-        self._number = {name: i for i, name in enumerate((*strides, *missing))}
-        self._strides = {name: strides.get(name, plain) for name, _, plain in plan.tensors}
-        self._boxes = dict[tuple[str, int, int], Any]()
-        self._free = [self._packed()]
+        self.number = {name: i for i, name in enumerate((*strides, *missing))}
+        self.at = {
+            name: (0 if name in self.number else left_out[name].ptr, strides.get(name, plain))
+            for name, _, plain in plan.tensors
+        }
+        if (problem := plan.counts.problem).page_size is not None:
+            for name in self.at.keys() & {"k", "v"}:
+                abi.check_pages(problem, tensors[name], self.at[name][1])
+        self.box = functools.lru_cache(_MOST_BOXES)(self._box)
+        self._free = [_Packed(plan, self)]
 
     def launch(self, pointers: Sequence[int], stream: int, take: Allocate = from_the_pool, first: int = 0) -> None:
         """Queues the kernels from number `first` on, on a stream of the current device, for arrays that begin at `pointers`.
@@ -131,33 +137,18 @@ class Launcher:
         try:
             packed = self._free.pop()  # no other thread has it until it is back
         except IndexError:
-            packed = self._packed()
+            packed = _Packed(self._plan, self)
         if packed.pointers != pointers:
             packed.point_to(pointers)
         for queue, arguments in packed.calls[first:] if first else packed.calls:
             queue(stream, arguments, 0)
         self._free.append(packed)
 
-    def _packed(self) -> _Packed:
-        plan, at = self._plan, dict[str, abi.At]()
-        for name, strides in self._strides.items():
-            at[name] = plan.left_out[name].ptr if name not in self._number else 0, strides
-        if (problem := plan.counts.problem).page_size is not None:
-            for name in at.keys() & {"k", "v"}:
-                abi.check_pages(problem, plan.counts.tensors[name], at[name][1])
-        return _Packed(plan, at, self._number, self.box, self._driver)
-
-    def box(self, name: str, rows: int, pointer: int) -> Any:
-        """The TMA descriptor of a tensor that begins there, as words."""
-        key = name, rows, pointer
-        if key not in self._boxes:
-            counts = self._plan.counts
-            if len(self._boxes) >= _MOST_BOXES:
-                self._boxes.clear()
-            spec = counts.tensors[name]
-            shape = abi.boxed_shape(spec, counts.problem)
-            self._boxes[key] = _words(tma.descriptor(pointer, shape, self._strides[name], spec.dtype, rows))
-        return self._boxes[key]
+    def _box(self, name: str, rows: int, pointer: int) -> memoryview:
+        """The TMA descriptor of a tensor that begins there, in words."""
+        spec, strides = self._plan.counts.tensors[name], self.at[name][1]
+        shape = abi.boxed_shape(spec, self._plan.counts.problem)
+        return _words(tma.descriptor(pointer, shape, strides, spec.dtype, rows))
 
 
 class _Packed:
@@ -166,38 +157,27 @@ class _Packed:
     The driver copies them when a kernel is queued. So the next call may change them at once.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        at: Mapping[str, abi.At],
-        number: Mapping[str, int],
-        box: Callable[[str, int, int], Any],
-        driver: Any,
-    ) -> None:
-        values = {each.language: abi.VALUES[each.language](plan.counts, at, plan.shape) for each in plan.launches}
-        words = list[int]()
-        places = dict[
-            tuple[str, str | None, int | None], int
-        ]()  # of what is passed, by language, name, and rows of a box
-        passed = [
-            [(each.language, name, each.boxes.get(name or "")) for name in each.arguments] for each in plan.launches
-        ]
-        self._pointers = list[tuple[int, int]]()
-        self._descriptors = list[tuple[int, str, int, int]]()
+    def __init__(self, plan: Plan, launcher: Launcher) -> None:
+        self._box, number, driver = launcher.box, launcher.number, cupy().cuda.driver
+        values = {x.language: abi.VALUES[x.language](plan.counts, launcher.at, plan.shape) for x in plan.launches}
+        # by language, name, and rows of a box: all that is passed, and at which word it begins
+        passed = [[(x.language, name, x.boxes.get(name or "")) for name in x.arguments] for x in plan.launches]
+        places, words = dict[Any, int](), list[int]()
+        self._pointers, self._descriptors = list[tuple[int, int]](), list[tuple[int, str, int, int]]()
         for language, name, rows in dict.fromkeys(key for each in passed for key in each):
             places[language, name, rows] = len(words)
             if name is not None and rows is not None:
                 self._descriptors.append((len(words), name, rows, number[name]))
                 words += [0] * _BOX
-            else:
-                if name is not None and name in number:  # it comes first, in a struct of pointer and strides, too
-                    self._pointers.append((len(words), number[name]))
-                words += _words(values[language][name])
+                continue
+            if name is not None and name in number:  # it comes first, in a struct of pointer and strides, too
+                self._pointers.append((len(words), number[name]))
+            words += _words(values[language][name])
         memory: Any = np.array(words or [0], np.uint64)
         begin: int = memory.ctypes.data
-        self._box, self._words = box, memoryview(memory).cast("B").cast("Q")
+        self._words = memoryview(memory).cast("B").cast("Q")
         self._tables = [np.array([begin + 8 * places[key] for key in each], np.uintp) for each in passed]
-        self.calls = [(each.by(driver), x.ctypes.data) for each, x in zip(plan.launches, self._tables, strict=True)]
+        self.calls = [(x.by(driver), table.ctypes.data) for x, table in zip(plan.launches, self._tables, strict=True)]
         self.pointers: Sequence[int] | None = None
 
     def point_to(self, pointers: Sequence[int]) -> None:

@@ -165,10 +165,11 @@ class Plan:
         held, layout, _ = found
         if (ready := self._warm.get(tuple(layout))) is None:
             framework: Framework = layout[0]
-            first, x = next(each for each in held.items() if each[1] is not None)
-            if (device := framework.place(first, x)[-1]) != self.gpu:
-                raise UsageError(f"{first}.device", device, f"GPU {self.gpu}, for which the plan was made")
-            ready = self.ready(framework, framework.views(held))
+            views = framework.views(held)
+            first, x = next(iter(views.items()))
+            if x.device != self.gpu:
+                raise UsageError(f"{first}.device", x.device, f"GPU {self.gpu}, for which the plan was made")
+            ready = self.ready(framework, views)
             keep(self._warm, tuple(layout), ready, _MOST_KEPT)
         return found, ready
 
@@ -196,17 +197,18 @@ class Ready:
         for name, view in views.items():
             if plan.counts.tensors[name].vector:
                 arrays.check_contiguous(name, view)
-        if not framework.writable and (written := views.keys() & plan.returned.keys()):
+        self._written = views.keys() & plan.returned.keys()
+        if self._written and not framework.writable:
             accepted = "None: only CuPy and torch arrays are written in place"
-            raise UsageError(min(written), "an immutable array", accepted)
+            raise UsageError(min(self._written), "an immutable array", accepted)
         self._plan, self._framework, self._views, self._cuda = plan, framework, views, cupy().cuda
+        self._device, self._current, self._pointer = plan.gpu, self._cuda.runtime.getDevice, framework.pointer
         made = {name: shape for name, shape in plan.returned.items() if name not in views}
         self._makers = [(name, framework.maker(*shape, plan.gpu)) for name, shape in made.items()]
         self._made = {
             name: View(0, shape, arrays.dense(shape, WIDTH[dtype]), dtype, plan.gpu, None)
             for name, (shape, dtype) in made.items()
         }
-        self._all_made = len(made) == len(plan.returned)
         laid = self._views | self._made
         fit = all(plan.fits(name, view._replace(pointer=0)) for name, view in laid.items())
         self._launcher = plan.launcher(laid) if fit else None
@@ -218,9 +220,9 @@ class Ready:
 
         Raises `UsageError` for outputs that aren't apart from other arrays.
         """
-        plan, framework, cuda = self._plan, self._framework, self._cuda
-        if cuda.runtime.getDevice() != plan.gpu:
-            with cuda.Device(plan.gpu):
+        device, framework = self._device, self._framework
+        if self._current() != device:
+            with self._cuda.Device(device):
                 return self.run(pointers, given)
         fit = self._found.get(tuple(pointers))
         if fit is None:
@@ -228,17 +230,18 @@ class Ready:
         made: dict[str, Any] = {}
         for name, make in self._makers:
             made[name] = x = make()
-            pointers.append(framework.pointer(x))
+            pointers.append(self._pointer(x))
         if fit and self._launcher is not None:
-            enter(cuda)
-            self._launcher.launch(pointers, framework.queue(plan.gpu), framework.allocate)
+            enter(self._cuda)
+            self._launcher.launch(pointers, framework.queue(device), framework.allocate)
         else:
-            with framework.stream(plan.gpu):
-                plan.launch_padded(self._at(pointers), allocate=framework.allocate)
+            with framework.stream(device):
+                self._plan.launch_padded(self._at(pointers), allocate=framework.allocate)
         if not framework.writable:
-            with framework.stream(plan.gpu):
-                made = {name: framework.hand_back(x, next(iter(given.values()))) for name, x in made.items()}
-        return made if self._all_made else {name: made.get(name, given.get(name)) for name in plan.returned}
+            with framework.stream(device):
+                like = next(x for x in given.values() if x is not None)
+                made = {name: framework.hand_back(x, like) for name, x in made.items()}
+        return {name: made.get(name, given.get(name)) for name in self._plan.returned} if self._written else made
 
     def _at(self, pointers: list[int]) -> dict[str, View]:
         """The arrays where they lie now: those that callers bring, and outputs as far as they are made."""
@@ -354,6 +357,7 @@ class EmulatorPlan(SimulatorPlan):
     """A plan that runs the kernels on the CPU. Misuse of the machine raises `EmulationError`."""
 
     def __init__(self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device) -> None:
+        catalogue.get(algorithm).check(problem, device)
         super().__init__(algorithm, problem, tile, lse, device)
         self.row.check(problem, device, self.counts.tile)
 

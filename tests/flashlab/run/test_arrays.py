@@ -519,7 +519,7 @@ def test_operands_of_any_dtype_have_a_view(torch: Any, cupy: FakeCupy) -> None:
     table = cupy.asarray(np.zeros((2, 3), np.int32))
     for x in (table, Tensor(table)):
         kind = arrays.framework("block_table", x)
-        view = kind.view("block_table", kind.place("block_table", x))
+        view = kind.view("block_table", x)
         assert view.dtype == "int32" and arrays.is_aligned(view._replace(strides=(16, 4)))
     with pytest.raises(UsageError, match=r"q\.dtype = 'int32': expected one of float32"):
         call.attention(*[cupy.asarray(np.zeros((2, 4, 5, 64), "i4"))] * 3)
