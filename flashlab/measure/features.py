@@ -21,7 +21,8 @@ from typing import Any, cast
 
 from rich.progress import track
 
-from flashlab.measure import flex, results
+from flashlab.integrations.peers import flex
+from flashlab.measure import results
 from flashlab.measure.lengths import documents
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from flashlab.measure import cudnn_graph
+from flashlab.integrations.peers import cudnn_graph
 from simulator.errors import Unavailable
 
 __all__ = ["PEERS", "check", "flashinfer", "prepare", "reason"]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashlab.measure import features, flex
+from flashlab.integrations.peers import flex
+from flashlab.measure import features
 from flashlab.measure.features import FEATURES
 from flashlab.measure.speed import Cell
 from simulator.catalogue import CATALOGUE

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.measure import fa3_wheel
+from flashlab.integrations.peers import fa3_wheel
 from simulator.dtypes import Array, numpy_dtype
 from simulator.operations.attention import ATTENTION
 from simulator.operations.backward import BACKWARD

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.measure import cudnn_graph, fp8
+from flashlab.integrations.peers import cudnn_graph
+from flashlab.measure import fp8
 from simulator.errors import Unavailable
 
 P = fl.Problem(batch=2, heads=3, len_q=40, head_dim=64, dtype="bfloat16", causal=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashlab.measure import flex
+from flashlab.integrations.peers import flex
 from simulator import Problem, naive, random_inputs
 from simulator.errors import Unavailable
 from simulator.operations.draws import random_optional

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from flashlab.measure import cudnn_graph
+from flashlab.integrations.peers import cudnn_graph
 from simulator import Problem
 
 __all__ = ["forward"]

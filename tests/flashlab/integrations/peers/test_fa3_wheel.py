@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.measure import fa3_wheel, gradients, peers
-from flashlab.measure.fa3_wheel import Handler
+from flashlab.integrations.peers import fa3_wheel
+from flashlab.integrations.peers.fa3_wheel import Handler
+from flashlab.measure import gradients, peers
 from flashlab.verify import verify
 from simulator.errors import Unavailable
 from simulator.operations.backward import BACKWARD
-from tests.flashlab.measure.wheel import Wheel, attributes, buffers, frame_at, installed
+from tests.flashlab.integrations.peers.wheel import Wheel, attributes, buffers, frame_at, installed
 
 STREAM, DEVICE = 4711, 3
 
