@@ -308,7 +308,6 @@ KNOW_WINDOWS = {
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
     "flashlab/integrations/peers/fa3_wheel.py": "says one in another library's words",
-    "flashlab/measure/features.py": "times one",
     "flashlab/integrations/peers/flex.py": "says one in another library's words",
     "flashlab/measure/gradients.py": "shows queries of their own few keys",
     "flashlab/measure/sanitizers.py": "sanitises one",
