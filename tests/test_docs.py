@@ -32,6 +32,7 @@ import pytest
 import flashlab
 import kernels_cu
 import simulator
+import studies
 from docs._site import emulator, readme
 from docs._site.blocks import replaced
 from flashlab.measure import results
@@ -46,14 +47,14 @@ GPU_PAGES = [page for page in PAGES if re.search(r"(?m)^```\w+ gpu$", page.read_
 
 MODULES = sorted(
     module.name
-    for package in (flashlab, simulator, kernels_cu)
+    for package in (flashlab, simulator, kernels_cu, studies)
     for module in [package.__spec__, *pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
     if not module.name.endswith("__main__")
 )
 COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify.kernels"}
 """Their examples need a C++ compiler."""
-TORCH = {"flashlab.integrations.torch", "flashlab.integrations.flash_attn"}
-"""Torch's functions are made as they are imported."""
+TORCH = {"flashlab.integrations.torch", "flashlab.integrations.flash_attn", "studies.model"}
+"""Torch's functions are made as they are imported, and its modules."""
 
 
 def _needs(name: str) -> Any:

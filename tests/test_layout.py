@@ -134,17 +134,11 @@ def test_an_algorithm_has_its_rooms(name: str):
     assert {room for room in rooms if not (ROOT / room).is_file()} == set()
 
 
-def test_nothing_but_its_own_files_needs_tools():
-    """What a test, a page or a user needs has a room; tools/ is for maintainers, and CONTRIBUTING.md tells of it."""
-    rooms = sources("tests", "docs", "flashlab", "simulator", "kernels_cu", "notebooks")
-    named = [path for path in rooms if "tools" in path.read_text(encoding="utf-8")]  # few are parsed
-    needing = [path.relative_to(ROOT).as_posix() for path in named if "tools" in imports(path)]
-    assert needing == []
-    # a result names the command that wrote it as it was called then, and so does a line that cites a result
-    named = r"python (-m tools\.\w|\S*tools/\w)|\btools/\w+\.py\b|/ \"tools\""
-    found = lines_matching(rf"^(?!.*(\]\(results/|, driver \d)).*({named})", "tools")
-    theirs = re.compile(r"tools/|CONTRIBUTING\.md:|CHANGELOG\.md:|docs/\S+\.jsonl?:")
-    assert [line for line in found if not theirs.match(line)] == []
+def test_the_library_needs_no_study():
+    """What a user needs has a room; studies are for maintainers, in a checkout. `results` looks for them by name."""
+    rooms = sources("flashlab", "simulator", "kernels_cu", "notebooks")
+    named = [path for path in rooms if "studies" in path.read_text(encoding="utf-8")]  # few are parsed
+    assert [path.relative_to(ROOT).as_posix() for path in named if "studies" in imports(path)] == []
 
 
 def test_text_names_the_distribution():

@@ -69,7 +69,7 @@ def python(request: pytest.FixtureRequest, archives: dict[str, Path], tmp_path_f
 
 
 NOTEBOOKS = {f"flashlab/notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-TOLD = ("docs", "notebooks", "requirements", "tests", "tools")
+TOLD = ("docs", "notebooks", "requirements", "studies", "tests")
 """What only the sdist has besides the packages: who builds from it can test it and read it."""
 
 

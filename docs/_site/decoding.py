@@ -9,7 +9,8 @@ from docs._site.blocks import replaced
 from docs._site.controls import control
 from docs._site.timed import device, link
 from flashlab.files import replace_file
-from flashlab.measure import append, decoding, results
+from flashlab.measure import results
+from studies import timed as studies
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decoding.md"
@@ -22,7 +23,7 @@ def timed(algorithm: str, condition: str | None = None, *, on: str | None = None
     of = next(own, None)
     if of is None:
         return "This was not measured yet.\n"
-    table = decoding.KIND.table(decoding.KIND.schema.model_validate(of.data))
+    table = studies.DECODING.table(studies.DECODING.schema.model_validate(of.data))
     return f"{table}\n\n*{device(of)}, {of.content['date'][:10]}: `{of.content['command']}` ({link(of)}).*\n"
 
 
@@ -33,7 +34,7 @@ def appended() -> str:
     of = next(own, None)
     if of is None:
         return "This was not measured yet.\n"
-    table = append.KIND.table(append.KIND.schema.model_validate(of.data))
+    table = studies.APPEND.table(studies.APPEND.schema.model_validate(of.data))
     return f"{table}\n\n*{device(of)}, {of.content['date'][:10]}: `{of.content['command']}` ({link(of)}).*\n"
 
 

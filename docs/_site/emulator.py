@@ -6,7 +6,8 @@ from pathlib import Path
 
 from docs._site.blocks import replaced
 from flashlab.files import replace_file
-from flashlab.measure import emulator_speed, results
+from flashlab.measure import results
+from studies import timed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "emulator.md"
@@ -15,7 +16,7 @@ PAGE = ROOT / "docs" / "emulator.md"
 def block() -> str:
     """The newest measurement as the page shows it, or nothing without one."""
     newest = results.latest("emulator", ROOT / results.FOLDER)
-    return "" if newest is None else emulator_speed.KIND.markdown(newest) + "\n"
+    return "" if newest is None else timed.EMULATOR.markdown(newest) + "\n"
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from docs._site.figures import STYLE
 from docs._site.flash3_binds import prose
 from docs._site.timed import age
 from flashlab.files import replace_file
-from flashlab.measure import results, speed, tiles
+from flashlab.measure import results, speed
 from simulator.catalogue import get, ladder
+from studies.timed import TILES, by_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / results.FOLDER
@@ -199,7 +200,7 @@ def elsewhere() -> str:
 def sweep() -> str:
     """A paragraph: how far the tiles that were chosen when all were timed are from the best ones."""
     of = result("tiles", "flash3")
-    cells = tiles.by_cell(tiles.Tiles.model_validate(of.data).rows)
+    cells = by_cell(TILES.data(of).rows)
     far = {cell: min(row.ratio for row in rows) for cell, rows in cells.items()}
     worst = min(far, key=lambda cell: far[cell])
     own = next(row for row in cells[worst] if row.chosen)

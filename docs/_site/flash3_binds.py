@@ -1,4 +1,4 @@
-"""Writes what binds the rungs, in docs/flash3.md and flash3_units.svg, from a result of `flashlab.measure.profile`."""
+"""Writes what binds the rungs, in docs/flash3.md and flash3_units.svg, from a result of the closed study `profile`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from matplotlib.figure import Figure
 
 from docs._site.figures import STYLE
 from flashlab.measure import results
-from flashlab.measure.profile import MATMUL, clocks_of_a_round
-from flashlab.measure.sass import FLOPS_16_BIT
 
 Row = Mapping[str, Any]
 Cell = tuple[str, int, bool, int]
 """Kernel, head dim, causal, length."""
 
 DIMS, SHORT, LONG = (64, 128, 256), 1024, 16384
+MATMUL = "matmul"
+"""What the rows call a matrix product, 8192³."""
+FLOPS_16_BIT, FLOPS_8_BIT = 4096, 8192
+"""Of the tensor cores, per clock of a Hopper SM."""
+LANES = {"exp": 16, "fma": 128, "alu": 64, "issue": 128}
+"""Lanes per clock of a Hopper SM (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions")."""
 KERNELS = ("flash2", "flash3_1", "flash3_2", "flash3_3", "flash3", "cudnn")
 REASONS = {
     "issues": ("selected",),
@@ -32,6 +36,17 @@ REASONS = {
     "mbarriers": ("long_sb",),
 }
 """What a warp does, as ncu's states of a sampled warp. Exponentials share the queue "mio" with memory instructions."""
+
+
+def clocks_of_a_round(found: Mapping[str, Any]) -> dict[str, float]:
+    """The clocks for which one warp's round of the main loop occupies each unit of an SM.
+
+    >>> pipes = {"tensor": 16, "exp": 64, "fma": 141, "alu": 77, "uniform": 103, "other": 18}
+    >>> clocks_of_a_round({"instructions": 419, "pipes": pipes, "tensor_clocks": 256.0})
+    {'tensor': 256.0, 'exp': 128.0, 'fma': 35.25, 'alu': 38.5, 'issue': 104.75}
+    """
+    pipes = {**found["pipes"], "issue": found["instructions"]}
+    return {"tensor": found["tensor_clocks"], **{name: 32 * pipes.get(name, 0) / rate for name, rate in LANES.items()}}
 
 
 class Profile:
@@ -275,7 +290,7 @@ def ends(profile: Profile) -> str:
 
 
 def found(profile: Profile) -> dict[str, tuple[str, bool]]:
-    """What was found for each expectation of `flashlab.measure.profile`, and whether it came true."""
+    """What was found for each expectation that the result holds, and whether it came true."""
     wide = [profile.long("flash3", dim) for dim in (128, 256)]
     tensor, clocks, zeros = (
         [busy(r, "tensor") for r in wide],

@@ -6,14 +6,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from docs._site.blocks import replaced
+from docs._site.defects import DEFECTS, NUMBERS, Defect, command
 from flashlab.files import replace_file
-from flashlab.measure import found, found_gpu, results
-from flashlab.measure.corpus_defects import DEFECTS, NUMBERS, Defect
-from flashlab.measure.found_gpu import Plain, Seen, off, said, without
+from flashlab.measure import results
 from flashlab.measure.results import Result, markdown_table
 from flashlab.measure.sanitizers import TOOLS
+from studies.closed import FOUND, FOUND_ON_GPU, off, said, without
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "found-in-public-kernels.md"
@@ -22,9 +23,9 @@ NOT_RUN = "These launches have not been run on a GPU yet, under compute-sanitize
 
 def blocks(folder: Path = ROOT / results.FOLDER) -> Mapping[str, str]:
     """The page's blocks, by name. A defect without a result has no section."""
-    newest, on_gpu = (results.latest(kind.name, folder) for kind in (found.KIND, found_gpu.KIND))
-    rows = {_key(row): row for row in (found.KIND.data(newest).rows if newest else ())}
-    seen = {_key(row): row for row in (found_gpu.KIND.data(on_gpu).rows if on_gpu else ())}
+    newest, on_gpu = (results.latest(kind.name, folder) for kind in (FOUND, FOUND_ON_GPU))
+    rows = {_key(row): row for row in (FOUND.data(newest).rows if newest else ())}
+    seen = {_key(row): row for row in (FOUND_ON_GPU.data(on_gpu).rows if on_gpu else ())}
     # of the same file, or it is no comparison
     both = {key: (row, seen[key]) for key, row in rows.items() if key in seen and seen[key].commit == row.commit}
 
@@ -42,11 +43,11 @@ def blocks(folder: Path = ROOT / results.FOLDER) -> Mapping[str, str]:
     }
 
 
-def _key(of: Defect | found.Row | found_gpu.Row) -> tuple[str, str, str]:
+def _key(of: Any) -> tuple[str, str, str]:
     return of.repository, of.file, of.kernel
 
 
-def summary(rows: Sequence[tuple[found.Row, found_gpu.Row]], on_gpu: Result) -> str:
+def summary(rows: Sequence[tuple[Any, Any]], on_gpu: Result) -> str:
     """What each tool saw of each defect."""
     header = ("kernel", "flashlab", *TOOLS, "without a tool")
     cells = [(f"`{one.kernel}`", kinds(one), *map(said, other.tools), without(other.plain)) for one, other in rows]
@@ -59,10 +60,11 @@ part in the defect. "Off" is how far an element is at most from NumPy in float64
 """
 
 
-def kinds(row: found.Row) -> str:
+def kinds(row: Any) -> str:
     """What the emulator's findings are, each kind once, and how far its result is off.
 
-    >>> kinds(found.Row.model_construct(findings=["k.cu:7, called at k.cu:9: race: thread 0 …"], nans=0, error=0.5))
+    >>> from studies.closed import DEFECT
+    >>> kinds(DEFECT.model_construct(findings=["k.cu:7, called at k.cu:9: race: thread 0 …"], nans=0, error=0.5))
     'race, 0.5 off'
     """
     if row.nans:
@@ -71,11 +73,11 @@ def kinds(row: found.Row) -> str:
     return ", ".join(dict.fromkeys(match[1] for match in named if match)) + off(row.error)
 
 
-def section(defect: Defect, row: found.Row, seen: str) -> str:
+def section(defect: Defect, row: Any, seen: str) -> str:
     """One defect: where, why, what flashlab says, what a GPU showed, a repair, and the command that shows it."""
     lines = row.lines or defect.lines
     where = f"https://github.com/{row.repository}/blob/{row.commit}/{row.file}#L{min(lines)}-L{max(lines)}"
-    words = " ".join(map(shlex.quote, ["flashlab", *found.command(defect, Path(defect.file).name)]))
+    words = " ".join(map(shlex.quote, ["flashlab", *command(defect, Path(defect.file).name)]))
     if row.nans:
         output = next(text.partition("=")[0] for text in defect.arguments if text.endswith(":out"))
         words += f" --out left.npz\npython -c \"import numpy; print(numpy.load('left.npz')['{output}'])\""
@@ -94,7 +96,7 @@ def section(defect: Defect, row: found.Row, seen: str) -> str:
     return "\n\n".join(parts)
 
 
-def sighting(row: found_gpu.Row, on_gpu: Result) -> str:
+def sighting(row: Any, on_gpu: Result) -> str:
     """What a GPU showed of one defect, as a paragraph."""
     quiet = [each.tool for each in row.tools if each.findings == 0]
     words = [f"{_where(on_gpu)} {alone(row.plain)}"]
@@ -103,7 +105,7 @@ def sighting(row: found_gpu.Row, on_gpu: Result) -> str:
     return " ".join([*words, *(message(each) for each in row.tools if each.findings != 0)])
 
 
-def alone(plain: Plain) -> str:
+def alone(plain: Any) -> str:
     """What the launches without a tool left."""
     if plain.distinct is None:
         return f"the launches didn't come to their end: {plain.said}."
@@ -123,7 +125,7 @@ def near(error: float) -> str:
     return f"at most {error:.2g} from NumPy in float64" if error else "exact"
 
 
-def message(each: Seen) -> str:
+def message(each: Any) -> str:
     """What a tool found, as a sentence."""
     if each.findings is None:
         return f"{each.tool} didn't come to its end: `{each.first}`."

@@ -78,7 +78,7 @@ STATES = {
 
 
 def waits(algorithm: str, p: Problem) -> list[dict[str, Any]]:
-    """The launches of an algorithm on a problem, as `python -m flashlab.measure.waits` saw them."""
+    """The launches of an algorithm on a problem, as a result of kind `waits` has them."""
     cell = (algorithm, p.batch, p.heads, p.len_q, p.head_dim)
     return [
         row

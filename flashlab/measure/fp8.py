@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.measure import cudnn_graph, fp8_cudnn
+from flashlab.integrations.peers import cudnn_graph, fp8_cudnn
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells
 from flashlab.measure.timing import interleaved

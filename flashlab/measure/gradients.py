@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flashlab.measure import fa3_wheel
+from flashlab.integrations.peers import fa3_wheel
 from flashlab.measure.speed import Cell, normal, outer_heads, sampled
 from flashlab.run.host import to_numpy
 from simulator import Problem

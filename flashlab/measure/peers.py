@@ -1,9 +1,7 @@
-"""Makes other libraries' attention ready to be timed: all that can be done ahead is done ahead.
+"""Who is timed beside a kernel: flashlab's own algorithms and other libraries' attention, by the names that `--against` takes.
 
-The calls are those that `flashlab verify` judges (`flashlab.verify.outsiders`), with four exceptions. FlashInfer's call for one
-sequence is replaced by its batched call, planned beforehand as an inference engine does it. FlexAttention's functions are
-compiled beforehand (`flex`). The call of FlashAttention-3's wheel for JAX is made ready beforehand (`fa3_wheel`). A build of
-FlashAttention-3's source is called, too.
+The calls are those that `flashlab verify` judges (`flashlab.verify.outsiders`), but where there is one that does more ahead
+(`flashlab.integrations.peers.ahead`).
 """
 
 from __future__ import annotations
@@ -12,11 +10,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from flashlab.measure import fa3_wheel, flex
+from flashlab.integrations.peers.ahead import AHEAD, fa3_built
 from flashlab.verify.outsiders import outsider
-from simulator import Problem
 from simulator.catalogue import CATALOGUE
-from simulator.errors import Unavailable, unknown
+from simulator.errors import unknown
 
 __all__ = ["PEERS", "check", "layout", "prepare"]
 
@@ -31,7 +28,7 @@ def layout(name: str) -> str:
     """
     check(name)
     if name == "fa3":
-        _fa3_built()
+        fa3_built()
     elif name != "flex" and name not in CATALOGUE:
         return outsider(name).layout
     return "bshd" if name == "fa3" else "bhsd"
@@ -47,8 +44,8 @@ def prepare(name: str, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
     """A function that calls a peer on these torch tensors and returns `out`. All are in the peer's own layout."""
     if name in CATALOGUE:
         return _ours(name, q, k, v, causal, scale)
-    if name in _OWN:
-        return _OWN[name](q, k, v, causal, scale)
+    if name in AHEAD:
+        return AHEAD[name](q, k, v, causal, scale)
     fn = outsider(name).fn
 
     def call() -> Any:
@@ -67,66 +64,3 @@ def _ours(name: str, q: Any, k: Any, v: Any, causal: bool, scale: float) -> Call
         return attention(q, k, v, algorithm=name, causal=causal, scale=scale, out=out)
 
     return call
-
-
-def _flex(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
-    batch, heads, len_q, head_dim = q.shape
-    dtype: Any = str(q.dtype).removeprefix("torch.")
-    p = Problem(
-        batch=batch, heads=heads, kv_heads=k.shape[1], len_q=len_q, len_kv=k.shape[2], head_dim=head_dim,
-        dtype=dtype, causal=causal, scale=scale,
-    )  # fmt: skip
-    return flex.prepare(p, {"q": q, "k": k, "v": v}, {})
-
-
-def _fa3_built() -> Callable[..., Any]:
-    try:
-        return importlib.import_module("flash_attn_interface").flash_attn_func
-    except ImportError as error:
-        raise Unavailable(
-            f"flash_attn_interface cannot be imported ({error}): build the folder hopper of "
-            "github.com/Dao-AILab/flash-attention, or take fa3-wheel"
-        ) from None
-
-
-def _fa3(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
-    attention = _fa3_built()
-
-    def call() -> Any:
-        found: Any = attention(q, k, v, softmax_scale=scale, causal=causal)
-        return found if hasattr(found, "dtype") else found[0]  # some return the LSE, too
-
-    return call
-
-
-def _fa3_wheel(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
-    run = fa3_wheel.prepare(q, k, v, causal, scale)
-
-    def call() -> Any:
-        return run()[0]
-
-    return call
-
-
-def _flashinfer(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
-    library, torch = importlib.import_module("flashinfer"), importlib.import_module("torch")
-    batch, length, heads, dim = q.shape
-    starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
-    workspace = torch.empty(256 << 20, dtype=torch.uint8, device=q.device)
-    wrapper = library.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-    wrapper.plan(starts, starts, heads, k.shape[2], dim, causal=causal, sm_scale=scale, q_data_type=q.dtype)
-    rows = [x.reshape(-1, x.shape[2], dim) for x in (q, k, v)]
-
-    def call() -> Any:
-        return wrapper.run(*rows).reshape(q.shape)
-
-    return call
-
-
-_OWN: dict[str, Callable[[Any, Any, Any, bool, float], Callable[[], Any]]] = {
-    "flashinfer": _flashinfer,
-    "flex": _flex,
-    "fa3": _fa3,
-    "fa3-wheel": _fa3_wheel,
-}
-"""The peers whose call is another one than that of `outsiders`."""

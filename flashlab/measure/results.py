@@ -67,8 +67,9 @@ READ = (2, SCHEMA)
 FOLDER = Path("docs/results")
 """Where commands write, relative to the working directory."""
 
-ROOMS = ("flashlab.measure", "flashlab.verify")
-"""The packages whose modules may declare kinds."""
+_CHECKOUT = Path(__file__).resolve().parents[2]
+ROOMS = ("flashlab.measure", "flashlab.verify", *(["studies"] if (_CHECKOUT / "studies" / "__main__.py").is_file() else []))
+"""The packages whose modules may declare kinds. In a checkout that is all that was ever measured, whose results are there."""
 
 _PACKAGES = (
     "numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "triton", "nvidia-cuda-nvrtc-cu12",
@@ -76,7 +77,7 @@ _PACKAGES = (
     "flashinfer-python", "nvidia-cudnn-frontend",
 )  # fmt: skip
 
-_OURS = ("flashlab", "simulator", "kernels_cu")  # packages that decide what is measured
+_OURS = ("flashlab", "simulator", "kernels_cu", "studies")  # packages that decide what is measured
 _DIRTY = "-dirty"
 
 Content = Mapping[str, Any]
@@ -258,7 +259,7 @@ def _declaring(rooms: Iterable[str]) -> Iterator[str]:
         spec = importlib.util.find_spec(room)
         for folder in (spec and spec.submodule_search_locations) or ():
             for path in sorted(Path(folder).rglob("*.py")):
-                if re.search(r"(?m)^\w+ = (?:results\.)?Kind\(", path.read_text(encoding="utf-8")):
+                if re.search(r"(?m)^(?:\w+ = |class \w+\()(?:results\.)?Kind[\[(]", path.read_text(encoding="utf-8")):
                     yield ".".join((room, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
 
 
@@ -485,9 +486,8 @@ def latest(
 
 def _commit() -> str | None:
     """The commit of the checkout that is used, with "-dirty" where a source of ours was changed since. None without one."""
-    here = Path(__file__).resolve().parents[2]
-    commit = _line("git", "-C", str(here), "rev-parse", "--short", "HEAD")
-    changed = _line("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "--", *_OURS)
+    commit = _line("git", "-C", str(_CHECKOUT), "rev-parse", "--short", "HEAD")
+    changed = _line("git", "-C", str(_CHECKOUT), "status", "--porcelain", "--untracked-files=no", "--", *_OURS)
     return f"{commit}{_DIRTY}" if commit and changed else commit
 
 
@@ -561,10 +561,11 @@ def _tool_version(tool: str) -> str | None:
 def _command(argv: list[str]) -> str:
     """The running command as one would type it, without absolute folders of this machine."""
     program, module = Path(argv[0]).name, getattr(sys.modules["__main__"], "__spec__", None)
-    if program in ("__main__.py", "flashlab"):
+    name = "" if module is None else module.name.removesuffix(".__main__")
+    if program == "flashlab" or name == "flashlab":
         words = ["flashlab"]
     else:
-        words = [program] if module is None else ["python", "-m", module.name]
+        words = ["python", "-m", name] if name else [program]
     return shlex.join([*words, *(Path(x).name if Path(x).is_absolute() else x for x in argv[1:])])
 
 

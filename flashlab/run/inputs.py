@@ -81,7 +81,7 @@ class Inputs:
 def sample() -> Inputs:
     """Real q, k, v: four heads, over two KV heads, of a small trained transformer reading 1,024 tokens of Python.
 
-    The model, how it was trained and on what: tools/sample in the repository; `.note` sums it up.
+    The model, how it was trained and on what: docs/capture.md; `.note` sums it up.
 
     >>> import flashlab as fl
     >>> data = fl.sample()

@@ -106,7 +106,7 @@ def _fa4() -> Adapter:
 
 
 def _fa3_wheel() -> Adapter:
-    from flashlab.measure import fa3_wheel  # only where it is asked for
+    from flashlab.integrations.peers import fa3_wheel  # only where it is asked for
 
     fa3_wheel.handler()  # is it there?
 
@@ -211,7 +211,7 @@ def _fa3_backward() -> Adapter:
 
 
 def _fa3_wheel_backward() -> Adapter:
-    from flashlab.measure import fa3_wheel  # only where it is asked for
+    from flashlab.integrations.peers import fa3_wheel  # only where it is asked for
 
     def fa3(
         dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: float,

@@ -1,5 +1,5 @@
 // How a warp's addresses become sectors and wavefronts. Nobody documents it; every rule here was read off an H200, from
-// ncu's counters of some 780 access patterns (flashlab/measure/patterns; the results' file of kind "patterns"), and
+// ncu's counters of some 780 access patterns (the results' file of kind "patterns"), and
 // tests/emulator/test_access_patterns.py holds it to them.
 //
 // Sectors of loads, stores and reductions: distinct in the whole warp, whatever the width and the order of the lanes.

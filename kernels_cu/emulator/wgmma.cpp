@@ -137,7 +137,7 @@ std::int16_t exponent_of(float x, int type) {
   return x == 0 ? -1000 : static_cast<std::int16_t>(std::max(type == EMU_E4M3 ? -6 : -14, std::ilogb(x)));
 }
 
-// Products of e4m3, added as an H200 adds them, to the last bit (found and checked by flashlab/measure/accumulation): each one, and the
+// Products of e4m3, added as an H200 adds them, to the last bit (the results' file of kind "accumulation"): each one, and the
 // accumulator, is cut off 13 bits below the largest one's leading bit, which for a product is where its factors' exponents
 // put it. What is left is summed exactly. Of the sum 13 bits behind the leading one remain. (Those of e5m2 are taken to be alike.)
 void add_eights(const Operands& x, float* values, int columns, int a_type, int b_type) {

@@ -1,7 +1,7 @@
 """How many clocks an operation takes on a unit of the SM, from figures of the device and measured constants.
 
-`python -m flashlab.measure.rates` measured the constants on an H200 (docs/results/rates/machine_h200_…), unless they
-name another source. They are rounded, and stand for other devices as well.
+`python -m studies rates` measured the constants on an H200 (docs/results/rates/machine_h200_…), unless they name another
+source. They are rounded, and stand for other devices as well.
 """
 
 from __future__ import annotations

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from docs._site import found as page
 from docs._site.blocks import replaced
-from flashlab.measure import found, found_gpu, results
-from flashlab.measure.corpus_defects import DEFECTS, NUMBERS, Defect
-from flashlab.measure.found_gpu import Plain, Seen
+from docs._site.defects import DEFECTS, NUMBERS, Defect, command
+from flashlab.measure import results
+from flashlab.measure.sanitizers import TOOLS
+from studies.closed import FOUND, FOUND_ON_GPU, ON_GPU, PLAIN, SEEN
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = results.latest("found", ROOT / results.FOLDER)
 assert RESULT is not None
-ROWS = found.Found.model_validate(RESULT.data).rows
+ROWS = FOUND.data(RESULT).rows
 
 
 def test_the_page_is_what_the_data_say() -> None:
@@ -42,13 +46,12 @@ ABOUT = {
 def on_gpu(folder: Path, **changed: str) -> None:
     """Puts what a GPU might show into a folder: the first defect is seen by racecheck and in the results, the second by nobody."""
 
-    def row(i: int, tools: list[Seen], plain: Plain) -> found_gpu.Row:
+    def row(i: int, tools: list[Any], plain: Any) -> Any:
         of = ROWS[i].model_dump(include={"repository", "file", "commit", "kernel"}) | changed
-        return found_gpu.Row(**of, registers=32, plain=plain, tools=tools)
+        return ON_GPU(**of, registers=32, plain=plain, tools=tools)
 
     quiet = [
-        Seen(tool=tool, findings=0, warnings=0, first="", kernel=False, lines=[], takes_part=False)
-        for tool in found_gpu.TOOLS
+        SEEN(tool=tool, findings=0, warnings=0, first="", kernel=False, lines=[], takes_part=False) for tool in TOOLS
     ]
     loud = {
         "findings": 3,
@@ -60,13 +63,13 @@ def on_gpu(folder: Path, **changed: str) -> None:
     }
     hung = {"findings": None, "first": "not done within 120 s"}
     mixed = [quiet[0], quiet[1].model_copy(update=loud), quiet[2].model_copy(update=hung), quiet[3]]
-    same = Plain(launches=1000, distinct=1, error=0.0, nans=0, said="")
+    same = PLAIN(launches=1000, distinct=1, error=0.0, nans=0, said="")
     rows = [row(0, mixed, same.model_copy(update={"distinct": 17, "error": 0.25})), row(1, quiet, same)]
-    data = found_gpu.FoundOnGpu(rows=rows).model_dump()
-    results.save(found_gpu.KIND, [], data, subject="kernels", folder=folder, about=ABOUT)
+    data = FOUND_ON_GPU.schema(rows=rows).model_dump()  # pyright: ignore[reportCallIssue]
+    results.save(FOUND_ON_GPU, [], data, subject="kernels", folder=folder, about=ABOUT)
     assert RESULT is not None
     about = {key: RESULT.content[key] for key in ABOUT}
-    results.save(found.KIND, [], RESULT.data, subject="kernels", folder=folder, about=about)
+    results.save(FOUND, [], RESULT.data, subject="kernels", folder=folder, about=about)
 
 
 def test_what_a_gpu_showed_stands_in_the_table_and_in_the_sections(tmp_path: Path) -> None:
@@ -106,24 +109,13 @@ def test_a_finding_s_kind_is_read_from_its_words() -> None:
 
 @pytest.mark.compiler
 @pytest.mark.long
-def test_a_row_is_what_the_command_line_says(tmp_path: Path) -> None:
+def test_a_section_s_command_shows_the_finding(tmp_path: Path) -> None:
     """A launch that misuses memory, and one that doesn't."""
     source = "__global__ void k(float* x, int n) {\n  x[threadIdx.x + n] = 1;\n}\n"
     (tmp_path / "k.cu").write_text(source, encoding="utf-8")
-
-    def row(n: int) -> found.Row:
+    for n, said in ((0, ""), (1, "k.cu:2: out of bounds")):
         arguments = ("x=float32[32]:zeros", f"n={n}")
         defect = Defect("a/b", "k.cu", "k", "Too far", (2,), "It is.", "None.", arguments, (1,), (32,))
-        return found.run(defect, tmp_path, "0" * 40)
-
-    assert row(0).findings == [] and row(0).nans == 0
-    assert row(0).blob == "58ff76cbb47f8ab420115ee2b3c31fc285ccae9b"
-    assert row(1).lines == [2] and "out of bounds" in row(1).findings[0]
-    with pytest.raises(RuntimeError, match="n = 'many'"):
-        defect = Defect("a/b", "k.cu", "k", "", (), "", "", ("x=float32[32]:zeros", "n=many"), (1,), (32,))
-        found.run(defect, tmp_path, "")
-    (tmp_path / "k.cu").write_text(
-        "__global__ void k(float* x) { x[threadIdx.x] /= x[threadIdx.x]; }", encoding="utf-8"
-    )
-    zeros = Defect("a/b", "k.cu", "k", "", (), "", "", ("x=float32[32]:zeros",), (1,), (32,))
-    assert found.run(zeros, tmp_path, "").nans == 32
+        words = [sys.executable, "-m", "flashlab", *command(defect, "k.cu")]
+        done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=tmp_path)
+        assert done.returncode == n and said in done.stdout

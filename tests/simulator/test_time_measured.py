@@ -9,11 +9,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import flashlab as fl
-from docs._site import time_model as drawn
+from docs._site import time_model
 from docs._site.blocks import replaced
-from flashlab.measure import blind as time_model
 from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
+from studies import blind as studied
 
 ROOT = Path(__file__).resolve().parents[2]
 LADDER_ERROR = 0.048
@@ -48,7 +48,7 @@ def test_the_ladder_is_predicted(cells: list[time_model.Beside]):
 def test_each_kernel_is_predicted(algorithm: str, bound: float, cells: list[time_model.Beside]):
     found = [c for c in cells if c.cell.algorithm == algorithm]
     if not found:
-        assert algorithm == time_model.FP8  # predicted, and not measured yet
+        assert algorithm == studied.FP8  # predicted, and not measured yet
     else:
         assert time_model.mean_error(found) < bound
 
@@ -67,10 +67,10 @@ def test_each_backward_pass_is_predicted(algorithm: str, bound: float):
 @pytest.mark.parametrize("today", [True, False])
 def test_a_measurement_of_an_older_kernel_is_not_compared(today: bool, monkeypatch: pytest.MonkeyPatch):
     """The model has today's flash3_fp8."""
-    eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=time_model.FP8, device=time_model.DEVICE)
+    eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=studied.FP8, device=time_model.DEVICE)
     assert eight is not None
     monkeypatch.setattr(results.Result, "of_today", lambda result, name: today)  # pyright: ignore
-    found = sum(cell.algorithm == time_model.FP8 for cell, *_ in time_model.measured())
+    found = sum(cell.algorithm == studied.FP8 for cell, *_ in time_model.measured())
     assert found == (len(eight.data["speed"]) if today else 0)
 
 
@@ -79,7 +79,7 @@ def test_rungs_of_the_backward_pass_come_with_their_ladder(monkeypatch: pytest.M
     names = ("flash3_backward_1", "flash3_backward_deterministic")
     row = {"kernel": None, "dtype": "bfloat16", "head_dim": 64, "causal": True, "length": 1024, "milliseconds": 0.5}
     data = {"algorithm": "flash3_backward", "rows": [{**row, "peer": name} for name in names]}
-    before = time_model.said("climb_h100_2026-11-27.jsonl")
+    before = studied.said("climb_h100_2026-11-27.jsonl")
     for expected in (names[:1], names):
         of_today = expected.__contains__
         files = {("ladder", "h100"): [SimpleNamespace(condition=None, of_today=of_today, data=data)]}
@@ -88,11 +88,11 @@ def test_rungs_of_the_backward_pass_come_with_their_ladder(monkeypatch: pytest.M
         assert [c.cell.algorithm for c in found] == list(expected)
         assert [c.cell for c in time_model.gradients("h100")] == [c.cell for c in found]
         assert all(c.predicted == before[c.cell] and c.measured == 0.5 for c in found)
-        assert [line.split(" | ")[0] for line in drawn.gradients().splitlines()[2:]] == [f"| {x}" for x in expected]
+        assert [line.split(" | ")[0] for line in time_model.backward().splitlines()[2:]] == [f"| {x}" for x in expected]
 
 
 def test_the_blind_predictions_are_what_was_committed_then():
-    file = time_model.prediction("ladder_h200_2026-11-21.jsonl")
+    file = studied.prediction("ladder_h200_2026-11-21.jsonl")
     assert (file["kind"], file["commit"]) == ("prediction", "ebed09a")
     rungs = [c for c in time_model.blind_ladder() if c.cell.algorithm in time_model.LADDER]
     assert len(rungs) == 3 * 18
@@ -106,7 +106,7 @@ def test_the_ranking_of_the_rungs_is_right(cells: list[time_model.Beside]):
     for cell, upper in by.items():
         if (place := time_model.LADDER.index(cell.algorithm)) == 0:
             continue
-        lower = by[time_model.Cell(time_model.LADDER[place - 1], *list(vars(cell).values())[1:])]
+        lower = by[studied.Cell(time_model.LADDER[place - 1], *list(vars(cell).values())[1:])]
         total += 1
         right += (upper.predicted < lower.predicted) == (upper.measured < lower.measured)
     assert total == 54 and right >= 48
@@ -155,16 +155,18 @@ def test_blocks_that_take_turns_no_more_are_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_page_says_what_the_data_says():
-    page = drawn.PAGE.read_text(encoding="utf-8")
-    assert replaced(page, "time_model", {name: block() for name, block in drawn.BLOCKS.items()}) == page
+    page = time_model.PAGE.read_text(encoding="utf-8")
+    assert replaced(page, "time_model", {name: block() for name, block in time_model.BLOCKS.items()}) == page
 
 
-@pytest.mark.parametrize("name", drawn.figures())
+@pytest.mark.parametrize("name", time_model.figures())
 def test_a_constant_is_what_was_measured(name: str):
     """Within 6 %, and slopes within 15 %: as far as the run of the constants is from that of the file."""
     constant = getattr(rates, name)
     value = constant[9] if name in ("MMA_SHARE", "MMA_ALONE") else constant
-    assert value == pytest.approx(drawn.figures()[name], rel=0.15 if name in ("DRAWN", "FLOAT16", "MOVED") else 0.06)
+    assert value == pytest.approx(
+        time_model.figures()[name], rel=0.15 if name in ("DRAWN", "FLOAT16", "MOVED") else 0.06
+    )
 
 
 BLIND_LADDER = 0.08  # the latest is under 5 %
@@ -175,8 +177,8 @@ BLIND = results.find(ROOT / results.FOLDER, kind="blind", device="h200")
 def test_what_was_predicted_of_unmeasured_cells_was_measured_whole(result: results.Result):
     """Every cell of the file, none picked; and the predictions are those of the file, not the model's of today."""
     assert not result.data["not_run"]
-    said = time_model.said(result.data["prediction"])
-    blind = {c.cell: c for c in time_model.blind(result)}
+    said = studied.said(result.data["prediction"])
+    blind = {c.cell: c for c in time_model.beside_predictions(result)}
     assert blind.keys() == said.keys() and {cell: c.predicted for cell, c in blind.items()} == said
     assert all(row["error"] <= 1 for row in result.data["rows"])  # right, not only fast
     rungs = [c for c in blind.values() if c.cell.algorithm in time_model.LADDER]
@@ -200,25 +202,38 @@ def test_measuring_asks_for_each_predicted_cell_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(speed, "run", run)
     monkeypatch.chdir(tmp_path)
-    measured = results.load(time_model.measure("unmeasured_h200_2026-11-21.jsonl"))
+    measured = results.load(studied.measure("unmeasured_h200_2026-11-21.jsonl"))
     assert len(asked) == len(set(asked)) == len(measured.data["rows"])
-    assert {c.cell for c in time_model.blind(measured)} == set(time_model.said(measured.data["prediction"]))
+    assert {c.cell for c in time_model.beside_predictions(measured)} == set(studied.said(measured.data["prediction"]))
 
 
-@pytest.mark.parametrize("path", sorted(time_model.PREDICTIONS.glob("*.jsonl")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(studied.PREDICTIONS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_predictions_say_what_they_were_set_on_and_are_plausible(path: Path):
-    file = time_model.prediction(path)
+    file = studied.prediction(path)
     assert file["kind"] == "prediction" and file["constants"] and file["set_on"]
     peak = fl.DEVICES["h200"].tensor_flops / 1e12
     for row in file["data"]["rows"]:
-        assert 0 < row["tflops"] < peak * (2 if row["algorithm"] == time_model.FP8 else 1)
+        assert 0 < row["tflops"] < peak * (2 if row["algorithm"] == studied.FP8 else 1)
 
 
-@pytest.mark.parametrize("name", time_model.SETS)
-def test_a_set_is_predicted_as_the_model_is(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(time_model.Cell, "predicted", lambda cell, device: float(cell.length))  # pyright: ignore
-    content = time_model.predict(name, "h100")
-    assert content["device"] == "h100" and content["command"].endswith(" h100")
-    assert {time_model.Cell(*list(row.values())[:5]) for row in content["data"]["rows"]} == set(time_model.SETS[name]())
+def test_a_seed_draws_the_same_problems_for_all_that_take_them(monkeypatch: pytest.MonkeyPatch):
+    names = ("flash2", "flash3_backward", "flash3_backward_wide", "flash3_fp8")
+    cells = studied.drawn(names, seed=3, number=12)
+    assert cells == studied.drawn(names, 3, 12) != studied.drawn(names, 4, 12)
+    problems = [cell.timed for cell in cells if cell.algorithm == "flash2"]
+    assert len(problems) == 12 and {x.head_dim for x in problems} == {64, 128, 256}
+    for name in names[1:]:  # each head dim that it takes, no other
+        takes = [x for x in problems if x.head_dim in fl.CATALOGUE[name].support.head_dims]
+        own = [(x.head_dim, x.causal, x.length) for x in cells if x.algorithm == name]
+        assert own == [(x.head_dim, x.causal, x.length) for x in takes]
+
+
+def test_a_set_is_predicted_as_the_model_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(studied.Cell, "predicted", lambda cell, device: float(cell.length))  # pyright: ignore
+    cells = studied.drawn(["flash2", "flash3"], seed=1, number=3)
+    content = studied.predict(cells, "h100", "python -m studies blind predict")
+    assert content["device"] == "h100" and content["commit"]
+    assert {studied.Cell(*list(row.values())[:5]) for row in content["data"]["rows"]} == set(cells)
     assert all(row["milliseconds"] == row["length"] for row in content["data"]["rows"])
-    assert content["constants"] == {constant: getattr(rates, constant) for constant in time_model.CONSTANTS}
+    assert content["constants"] == {constant: getattr(rates, constant) for constant in studied.CONSTANTS}
+    studied.KIND.beside["predictions"].model_validate(content)

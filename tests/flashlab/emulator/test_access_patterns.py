@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
-from flashlab.measure.patterns.emulate import (
+from tests.flashlab.emulator.patterns import (
+    KERNELS,
+    Pattern,
     counted,
     crosses_lines,
     differences,
@@ -23,7 +25,6 @@ from flashlab.measure.patterns.emulate import (
     measured,
     pattern_of,
 )
-from flashlab.measure.patterns.patterns import KERNELS, Pattern
 from tests.patches import patched
 from tests.tiers import one_of_each
 

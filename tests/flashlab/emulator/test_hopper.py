@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from flashlab.emulator import Arena, Finding, Launched, build, tensor_map
 from flashlab.emulator.build import compiler
-from flashlab.measure.accumulation.cases import EIGHT
 from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
+from tests.flashlab.emulator.sums import EIGHT
 from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler

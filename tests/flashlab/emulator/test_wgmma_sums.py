@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
-from flashlab.measure.accumulation.cases import INSTRUCTIONS, Cases
-from flashlab.measure.accumulation.launches import emulated
-from flashlab.measure.accumulation.recorded import different, recorded
+from tests.flashlab.emulator.sums import INSTRUCTIONS, Cases, different, emulated, recorded
 from tests.patches import patched
 from tests.tiers import one_of_each
 

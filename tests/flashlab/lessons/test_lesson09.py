@@ -16,7 +16,7 @@ import flashlab as fl
 from flashlab.lessons import hopper
 from flashlab.lessons.lesson09 import NEAR, STOPS, eight
 from flashlab.measure import results
-from flashlab.measure.accumulation.cases import INSTRUCTIONS
+from tests.flashlab.emulator.sums import INSTRUCTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 

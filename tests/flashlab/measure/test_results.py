@@ -379,7 +379,8 @@ def test_the_environment_is_found_without_a_gpu_too() -> None:
 @pytest.mark.parametrize(
     ("program", "module", "typed"),
     [
-        ("flashlab/measure/found.py", "flashlab.measure.found", "python -m flashlab.measure.found llm.c --force"),
+        ("studies/__main__.py", "studies.__main__", "python -m studies llm.c --force"),
+        ("docs/_site/found.py", "docs._site.found", "python -m docs._site.found llm.c --force"),
         ("flashlab/__main__.py", "flashlab.__main__", "flashlab llm.c --force"),
         ("tool.py", None, "tool.py llm.c --force"),
     ],

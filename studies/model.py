@@ -1,0 +1,180 @@
+"""A small causal transformer in plain torch, and its training on the text of Python's own library: `python -m studies model`.
+
+RMSNorm, rotary positions, grouped-query attention, SwiGLU. Tokens are bytes. A model of this kind made `flashlab/data/sample.npz`.
+Training is seeded: two runs on one machine draw the same windows of text. Their weights still differ a little, because a GPU's
+kernels do not fix the order of atomic sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sysconfig
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+HELD_OUT = "calendar csv fractions graphlib heapq queue sched shlex statistics string textwrap tomllib zipapp".split()
+"""Modules that are never trained on, nor their tests: pure Python, by many authors and in many styles."""
+
+
+@dataclass(frozen=True)
+class Config:
+    layers: int = 8
+    width: int = 384
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    hidden: int = 1024
+    context: int = 1024
+    vocabulary: int = 256
+    dropout: float = 0.2
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate each pair (i, i + head_dim/2) of `x` (..., length, head_dim) by its position's angle."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.c = c
+        self.query = nn.Linear(c.width, c.heads * c.head_dim, bias=False)
+        self.key, self.value = (nn.Linear(c.width, c.kv_heads * c.head_dim, bias=False) for _ in "kv")
+        self.out = nn.Linear(c.heads * c.head_dim, c.width, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        parts = self.query, self.key, self.value
+        q, k, v = (part(x).unflatten(-1, (-1, self.c.head_dim)).transpose(1, 2) for part in parts)
+        q, k = rotate(q, angles), rotate(k, angles)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(out.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.attention_norm, self.norm = nn.RMSNorm(c.width), nn.RMSNorm(c.width)
+        self.attention = Attention(c)
+        self.up, self.gate = (nn.Linear(c.width, c.hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(c.hidden, c.width, bias=False)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), angles))
+        y = self.norm(x)
+        return x + self.dropout(self.down(F.silu(self.gate(y)) * self.up(y)))
+
+
+class Transformer(nn.Module):
+    angles: Tensor
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(c.vocabulary, c.width)
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.norm = nn.RMSNorm(c.width)
+        self.head = nn.Linear(c.width, c.vocabulary, bias=False)
+        speeds = 10_000.0 ** -(torch.arange(c.head_dim // 2) / (c.head_dim // 2))
+        self.register_buffer("angles", torch.outer(torch.arange(c.context), speeds), persistent=False)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                # What adds to the residual stream starts smaller, so that depth does not widen it.
+                adds = name.endswith(("attention.out.weight", "down.weight"))
+                nn.init.normal_(weight, std=0.02 / (2 * c.layers) ** 0.5 if adds else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.dropout(self.embed(tokens))
+        for block in self.blocks:
+            x = block(x, self.angles[: tokens.shape[1]])
+        return self.head(self.norm(x))
+
+
+def library() -> tuple[Tensor, Tensor]:
+    """The bytes to train on, and those held out: the modules of the running interpreter's library, each after a zero byte."""
+    root, parts = Path(sysconfig.get_path("stdlib")), (bytearray(), bytearray())
+    for path in sorted(path.relative_to(root) for path in root.rglob("*.py")):
+        names = {part.removesuffix(".py").removeprefix("test_") for part in path.parts}
+        if path.parts[0] != "site-packages" and (
+            path.parts[0].removesuffix(".py") in HELD_OUT or not names & {*HELD_OUT}
+        ):
+            parts[path.parts[0].removesuffix(".py") in HELD_OUT].extend(b"\0" + (root / path).read_bytes())
+    train, held = (torch.frombuffer(part, dtype=torch.uint8) for part in parts)
+    return train, held
+
+
+def loss_on(model: nn.Module, text: Tensor, context: int, device: str) -> float:
+    """The mean loss in nats per token, over all whole windows of `text`, which lie side by side."""
+    count = (len(text) - 1) // context
+    x, y = (text[i : count * context + i].view(count, context) for i in (0, 1))
+    total = 0.0
+    model.eval()
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        for a, b in zip(x.split(32), y.split(32), strict=True):
+            logits = model(a.to(device).int()).float().flatten(0, 1)
+            total += F.cross_entropy(logits, b.to(device).long().flatten(), reduction="sum").item()
+    model.train()
+    return total / (count * context)
+
+
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("python -m studies model", description="Train the small transformer.")
+    parser.add_argument("--out", default="checkpoint.pt", help="weights, float16, and the log (%(default)s)")
+    parser.add_argument("--steps", type=int, default=7000)
+    parser.add_argument("--batch", type=int, default=32, help="windows per step (%(default)s)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=250, help="steps between two measurements (%(default)s)")
+    for each in fields(Config):
+        parser.add_argument(f"--{each.name.replace('_', '-')}", type=type(each.default), default=each.default)
+    given = parser.parse_args(words)
+    config = Config(**{each.name: getattr(given, each.name) for each in fields(Config)})
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(given.seed)
+    train, held = library()
+    on_device, model = train.to(device), Transformer(config).to(device)
+    groups = [{"params": [w for w in model.parameters() if (w.ndim == 2) == decays], "weight_decay": 0.1 * decays}
+              for decays in (True, False)]  # fmt: skip
+    optimizer = torch.optim.AdamW(groups, lr=given.rate, betas=(0.9, 0.95), fused=device == "cuda")
+    warm_up = min(200, given.steps // 5 + 1)
+
+    def rate(step: int) -> float:
+        if step < warm_up:
+            return (step + 1) / warm_up
+        return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, given.steps - warm_up)))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    draw, offsets = torch.Generator().manual_seed(given.seed), torch.arange(config.context + 1, device=device)
+    curve, start, running = list[dict[str, float]](), time.monotonic(), list[Tensor]()
+    for step in range(1, given.steps + 1):
+        first = torch.randint(len(train) - config.context, (given.batch, 1), generator=draw).to(device)
+        window = on_device[first + offsets].int()
+        with torch.autocast(device, torch.bfloat16):
+            logits = model(window[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].long().flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        running.append(loss.detach())
+        if step % given.every == 0 or step == given.steps:
+            losses = {
+                "train": torch.stack(running).mean().item(),
+                "held_out": loss_on(model, held, config.context, device),
+            }
+            curve.append({"step": step, **losses, "seconds": round(time.monotonic() - start, 1)})
+            running.clear()
+            print(json.dumps(curve[-1]), flush=True)
+    weights = {name: value.half().cpu() for name, value in model.state_dict().items()}
+    torch.save({"config": asdict(config), "weights": weights, "curve": curve}, given.out)
