@@ -68,7 +68,11 @@ FOLDER = Path("docs/results")
 """Where commands write, relative to the working directory."""
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-ROOMS = ("flashlab.measure", "flashlab.verify", *(["studies"] if (_CHECKOUT / "studies" / "__main__.py").is_file() else []))
+ROOMS = (
+    "flashlab.measure",
+    "flashlab.verify",
+    *(["studies"] if (_CHECKOUT / "studies" / "__main__.py").is_file() else []),
+)
 """The packages whose modules may declare kinds. In a checkout that is all that was ever measured, whose results are there."""
 
 _PACKAGES = (
