@@ -92,9 +92,9 @@ def scale_fields(dtype: str, kv_dtype: str, scales: Mapping[str, Any]) -> dict[s
 def largest_scale(problem: Problem, name: str) -> float:
     """The largest scale of "q", "k" or "v". Scores are multiplied with those of q and k, and with the problem's own.
 
-    >>> p = Problem(batch=1, heads=8, len_q=1, len_kv=64, head_dim=64, dtype="float16", kv_dtype="int8", scale=10.0)
+    >>> p = Problem(batch=1, heads=8, len_q=1, len_kv=64, head_dim=64, dtype="float16", kv_dtype="int8", scale=2.0)
     >>> largest_scale(p, "k"), largest_scale(p, "v")
-    (1e+29, 1e+30)
+    (5e+29, 1e+30)
     """
     if name == "v":
         return LARGEST_FACTOR
