@@ -202,7 +202,8 @@ class Block:
         `x` has as many rows and columns as the tile. Where the tensor ends within it, those inside are enough. Raises
         `UsageError` for another shape, and for an input: the caller's arrays aren't changed.
         """
-        tensor, cols = self._filled_by("block.store", tensor, x, rows, j, cols)
+        cols = misuse.stored("block.store", tensor, x, rows, j, cols)
+        tensor = self._own(tensor)
         first, last, nbytes = self._extent(tensor, i, rows, j, cols, "write")
         self._count(tensor.name, hbm_write=nbytes)
         if self._m.data and last > first:
@@ -219,7 +220,8 @@ class Block:
 
         Raises `UsageError` as `store` does, for another dtype, and if nothing was stored there before.
         """
-        tensor, cols = self._filled_by("block.atomic_add", tensor, x, rows, j, cols)
+        cols = misuse.stored("block.atomic_add", tensor, x, rows, j, cols)
+        tensor = self._own(tensor)
         if tensor.dtype != "float32":
             raise UsageError("block.atomic_add's tensor", Said(f"{tensor.name}, {tensor.dtype}"), "one of float32")
         self._m.check_written(tensor)
@@ -279,12 +281,13 @@ class Block:
         vector, fragment = buffer.vector, buffer.fragment
         misuse.registers("block.put", x)
         tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=vector, fragment=fragment)
-        if tile.footprint * copies > (room := self._sram.get(buffer.name, 0)):
+        nbytes = tile.footprint * copies
+        if nbytes > (room := self._sram.get(buffer.name, 0)):
             asked = f"at most the {room:,} bytes that block.alloc reserves for {buffer.name}"
-            raise UsageError("block.put's registers", Said(f"{tile.footprint * copies:,} bytes"), asked)
-        self._filled[buffer.name], buffer.empty = (tile.footprint * copies, x.rows, x.cols), False
+            raise UsageError("block.put's registers", Said(f"{nbytes:,} bytes"), asked)
+        self._filled[buffer.name], buffer.empty = (nbytes, x.rows, x.cols), False
         buffer.values = x.values
-        self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
+        self._count(buffer.name, sram_write=nbytes * self.lockstep)
 
     def get(self, buffer: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers: what was last `put`. The warps split it as in `matmul`."""
@@ -312,7 +315,8 @@ class Block:
     def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""
         misuse.tile("block.to_registers(tile)", tile)
-        misuse.full("block.to_registers's tile", tile)
+        if tile.empty:
+            misuse.full("block.to_registers's tile", tile)
         self._count(tile.name, sram_read=tile.footprint * self._uses(split) * self.lockstep)
         return self.registers(tile.rows, tile.cols, tile.values)
 
@@ -385,9 +389,14 @@ class Block:
     def elementwise(self, f: Callable[..., Array], *operands: Registers | float) -> Registers:
         """f of the operands, element by element. It counts one FLOP per element of the (broadcast) result."""
         tiles = [x for x in operands if isinstance(x, Registers)]
-        misuse.elementwise(f, operands, tiles)
-        rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
-        misuse.broadcast(f, tiles, rows, cols)
+        if len(tiles) < len(operands) or getattr(f, "nin", len(operands)) != len(operands):
+            misuse.elementwise(f, operands, tiles)
+        rows, cols = tiles[0].rows, tiles[0].cols
+        for x in tiles[1:]:
+            if x.rows != rows or x.cols != cols:
+                rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
+                misuse.broadcast(f, tiles, rows, cols)
+                break
         self.count_flops(rows * cols)
         if not self._m.data:
             return self.registers(rows, cols, None)
@@ -565,13 +574,6 @@ class Block:
             values = values[:, :, :, -1:]
         tiles = np.broadcast_to(values, (*lead, blocks, rows, x.cols))
         return tiles.reshape(*lead, blocks * rows, x.cols)
-
-    def _filled_by(
-        self, call: str, tensor: HbmTensor, x: Registers, rows: int, j: int, cols: int | None
-    ) -> tuple[HbmTensor, int]:
-        """What the block's batches have of a tensor, a tile of which registers fill, and the tile's columns."""
-        misuse.stored(call, tensor, x, rows, j, cols)
-        return self._own(tensor), cols or tensor.cols
 
     def _own(self, tensor: HbmTensor) -> HbmTensor:
         """What the block's batches have of an array."""

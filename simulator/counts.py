@@ -425,9 +425,10 @@ class Book:
 
     def add(self, step: str, tensor: str, **bytes_by_what: int) -> None:
         """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. A zero leaves no entry."""
+        ledger = self._pages[-1].ledger
         for what, n in bytes_by_what.items():
             if n:
-                self.page.ledger[Entry(step, tensor, what.replace("_", "."))] += n
+                ledger[Entry(step, tensor, what.replace("_", "."))] += n
 
     def box(self, box: Box, n: int) -> None:
         """Note that TMA loads a box n times."""

@@ -14,6 +14,7 @@ from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
 _BROUGHT = "block.load brings one from HBM, and block.put one from registers"
+_EITHER, _IN_SRAM = f"a tile in SRAM or in registers: {_BROUGHT}", f"a tile in SRAM: {_BROUGHT}"
 _SPLIT = (
     "how the warps read each of the two operands, as in ('rows', 'none'): 'rows' or 'cols' (they share it out), or 'none' "
     "(each reads all of it)"
@@ -30,12 +31,15 @@ def operand(name: str, x: object, kinds: type | tuple[type, ...], accepted: str)
 
 def tensor(call: str, x: object) -> None:
     """Refuses what is no tensor in HBM."""
-    operand(f"the tensor of {call}", x, HbmTensor, "a tensor in HBM, as q or an output is")
+    if not isinstance(x, HbmTensor):
+        raise UsageError(f"the tensor of {call}", Said(_in_words(x)), "a tensor in HBM, as q or an output is")
 
 
 def tile(call: str, x: object) -> None:
     """Refuses what is no tile in SRAM."""
-    operand(f"the tile of {call}", x, SramTile, "a tile in SRAM, as block.load and block.alloc return")
+    if not isinstance(x, SramTile):
+        accepted = "a tile in SRAM, as block.load and block.alloc return"
+        raise UsageError(f"the tile of {call}", Said(_in_words(x)), accepted)
 
 
 def full(name: str, x: SramTile) -> None:
@@ -54,11 +58,11 @@ def registers(call: str, *operands: object, numbers: bool = False) -> None:
 
 def product(a: SramTile | Registers, b: SramTile, split: Sequence[object], acc: Registers | None) -> None:
     """Refuses operands that no tensor core multiplies, a missing split, and what the product can't be added to."""
-    operand("block.matmul's first operand", a, (SramTile, Registers), f"a tile in SRAM or in registers: {_BROUGHT}")
-    operand("block.matmul's second operand", b, SramTile, f"a tile in SRAM: {_BROUGHT}")
-    for x in (a, b):
-        if isinstance(x, SramTile):
-            full("block.matmul's operand", x)
+    operand("block.matmul's first operand", a, (SramTile, Registers), _EITHER)
+    operand("block.matmul's second operand", b, SramTile, _IN_SRAM)
+    full("block.matmul's operand", b)
+    if isinstance(a, SramTile):
+        full("block.matmul's operand", a)
     if len(split) != 2:
         raise UsageError("block.matmul's split", split or "missing", _SPLIT)
     if a.cols != b.rows:
@@ -71,10 +75,12 @@ def product(a: SramTile | Registers, b: SramTile, split: Sequence[object], acc: 
             raise UsageError("block.matmul's acc", Said(shape), f"({a.rows}, {b.cols}), as the product has")
 
 
-def stored(call: str, to: HbmTensor, x: Registers, rows: int, j: int, cols: int | None) -> None:
-    """Refuses registers that don't fill a tile of rows x cols: they would count as if they did. It refuses inputs, too."""
-    tensor(f"{call}(tensor, registers, i, rows)", to)
-    operand(f"{call}'s second operand", x, Registers, "registers")
+def stored(call: str, to: object, x: object, rows: int, j: int, cols: int | None) -> int:
+    """The columns of a tile that registers fill. Refuses others, which would count as if they did, and inputs."""
+    if not isinstance(to, HbmTensor):
+        raise UsageError(f"the tensor of {call}(tensor, registers, i, rows)", Said(_in_words(to)), "a tensor in HBM")
+    if not isinstance(x, Registers):
+        raise UsageError(f"{call}'s second operand", Said(_in_words(x)), "registers")
     if to.spec.role == "input":
         raise UsageError(f"{call}'s tensor", Said(f"{to.name}, an input"), "an output or a workspace")
     cols = cols or to.cols
@@ -82,15 +88,15 @@ def stored(call: str, to: HbmTensor, x: Registers, rows: int, j: int, cols: int 
     if x.rows != rows or x.cols not in (cols, inside):
         shape = f"({rows}, {cols})" + (f", or ({rows}, {inside}) where {to.name} ends" if 0 < inside < cols else "")
         raise UsageError(f"{call}'s registers", Said(f"({x.rows}, {x.cols})"), f"{shape}, as the tile of {to.name} has")
+    return cols
 
 
 def elementwise(f: Callable[..., Any], operands: Sequence[object], tiles: Sequence[Registers]) -> None:
     """Refuses operands of which none is in registers or some are elsewhere, and more or fewer than NumPy's function takes."""
-    name = f"np.{getattr(f, '__name__', 'f')}"
-    if len(tiles) < len(operands) or not tiles:
-        registers(name, *operands, numbers=bool(tiles))
+    if not tiles or any(not isinstance(x, (Registers, *_NUMBERS)) for x in operands):
+        registers(f"np.{getattr(f, '__name__', 'f')}", *operands, numbers=bool(tiles))
     if isinstance(f, np.ufunc) and f.nin != len(operands):
-        raise UsageError(f"operands of {name}", len(operands), f"{f.nin} for this function")
+        raise UsageError(f"operands of np.{f.__name__}", len(operands), f"{f.nin} for this function")
 
 
 def broadcast(f: Callable[..., Any], tiles: Sequence[Registers], rows: int, cols: int) -> None:
