@@ -3,7 +3,7 @@
 # make test-torch run, on a CPU, what needs torch; in an environment of its own
 # make test-triton run, on a CPU, what needs Triton, by its interpreter; in the same environment
 # make test-long  run what takes too long for make test, and what needs JAX: hours on 2 cores (JOBS=16 where there are 16)
-# make lab        open JupyterLab at the first lesson
+# make lab        open JupyterLab at the first lesson, in flashlab-lessons: copies that no cell has run in
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
 # make docs       build the site into out/site, and make lite
 # make lite       build out/site/lite: lessons 00 to 04 in JupyterLite, whose Python (Pyodide) runs in the browser
@@ -46,10 +46,8 @@ test-long: .venv/.test .venv-torch/.jax .venv-lowest/.lowest browser
 	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "long and triton and not gpu"
 	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
-# Jupyter refuses to run as root unless told, since whoever reaches its port is root then. It listens on this machine alone, and
-# asks for a token.
 lab: .venv/.lab
-	$(BIN)/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks/00_memory.ipynb
+	$(BIN)/flashlab lessons
 
 lessons: .venv/.test
 	$(BIN)/python notebooks/source/lessons.py build

@@ -52,8 +52,9 @@ def run_child(
     """Run a module on the job in a folder; when this returns, none of its processes is left.
 
     It hangs if it writes so in `where.txt`, for it knows its processor time. `seconds` are by the clock, where a busy machine
-    counts too: that they end says nothing of the program. With `own_time` they are those of a `Stopwatch`. It may print
-    `flood` bytes. `poll` is called over and over while it runs. If this process is killed, the child ends too, on Linux.
+    counts too: that they end says nothing of the program, but it is asked where it is. With `own_time` they are those of a
+    `Stopwatch`. It may print `flood` bytes. `poll` is called over and over while it runs. If this process is killed, the child
+    ends too, on Linux.
     """
     if IN_A_BROWSER:
         return _run_here(folder, module, flood)
@@ -90,6 +91,7 @@ def run_child(
                 break
             if (now > end) if watch is None else watch.seconds > limit:
                 kind = "no end"
+                _ask_where(child, where)
                 break
             time.sleep(0.01)
     finally:
@@ -192,6 +194,17 @@ def _flooded(text: bytes, flood: int) -> Outcome:
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
+
+
+def _ask_where(child: subprocess.Popen[Any], where: Path) -> None:
+    """Has a child that began `where.txt` write its lines there, as it does when its processor time is up."""
+    if os.name == "nt" or not where.exists():
+        return
+    child.send_signal(signal.SIGPROF)
+    for _ in range(100):
+        if _size(where) or child.poll() is not None:
+            return
+        time.sleep(0.01)
 
 
 def _start(text: bytes) -> str:

@@ -83,11 +83,13 @@ def _shuffled(launched: Launched) -> list[dict[str, Any]]:
     return [row | dict.fromkeys(("instructions", "wavefronts", "ideal"), n)] if (n := launched.shuffles) else []
 
 
-def in_step(path: Path, limit: float, exercise: str, launch: Launch, moved: tuple[str, str] | None) -> dict[str, Any]:
+def in_step(
+    path: Path, limit: float, exercise: str, launch: Launch, moved: tuple[str, str] | None, rounds: bool
+) -> dict[str, Any]:
     """Where a file first differs from the solution of an exercise, as plain data; empty if nothing is found."""
     from flashlab.lessons import catalogue, kernel_tutor  # for a check that fails
 
-    found = kernel_tutor.compare(path, catalogue.KERNEL_EXERCISES[exercise], launch, moved, limit)
+    found = kernel_tutor.compare(path, catalogue.KERNEL_EXERCISES[exercise], launch, moved, limit, rounds=rounds)
     return asdict(found) if found else {}
 
 

@@ -32,7 +32,17 @@ def test_all_are_copied_and_none_is_overwritten(tmp_path: Path) -> None:
     found = document("lessons", folder)
     assert (found["copied"], len(found["kept"])) == ([lost.name], len(NAMES) - 1)
     assert mine.read_text() == "my answers"
-    assert lost.read_bytes() == (ROOT / "notebooks" / lost.name).read_bytes()
+    assert lost.is_file()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_is_the_notebook_before_any_cell_has_run(name: str, tmp_path: Path) -> None:
+    """Its reader predicts first."""
+    notebooks.copy(tmp_path)
+    mine, kept = (json.loads((folder / name).read_text(encoding="utf-8")) for folder in (tmp_path, ROOT / "notebooks"))
+    assert [cell["source"] for cell in mine["cells"]] == [cell["source"] for cell in kept["cells"]]
+    assert any(cell.get("outputs") for cell in kept["cells"])
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in mine["cells"])
 
 
 def test_the_document_is_what_its_schema_says(tmp_path: Path) -> None:
@@ -54,6 +64,10 @@ def test_the_first_one_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_jupyterlab_a_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lessons.importlib.util, "find_spec", lambda name: None)
+    assert "to open them: make lab" in run("lessons", tmp_path / "course").stdout
+    kept = [tmp_path / "site-packages" / "flashlab" / "notebooks" / "00_memory.ipynb"]
+    monkeypatch.setattr(notebooks, "originals", lambda: kept)
+    monkeypatch.setattr(notebooks, "copy", lambda folder: notebooks.Copies(tmp_path, ("00_memory.ipynb",), ()))
     assert "flashlab-attention[lab]" in run("lessons", tmp_path / "course").stdout
 
 
