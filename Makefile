@@ -2,7 +2,9 @@
 # make test       set up and run what each change must pass: lint, types, tests, documentation
 # make test-torch run, on a CPU, what needs torch; in an environment of its own
 # make test-triton run, on a CPU, what needs Triton, by its interpreter; in the same environment
-# make test-long  run what takes too long for make test, and what needs JAX: hours on 2 cores (JOBS=16 where there are 16)
+# make check      run what a change of one algorithm or folder wants: A=flash2, or A=tests/flashlab/views
+# make test-long  run what takes too long for make test, and what needs JAX: hours on 2 cores (JOBS=16 where there are 16).
+#                 PART=3/8 runs the third of eight parts
 # make lab        open JupyterLab at the first lesson, in flashlab-lessons: copies that no cell has run in
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
 # make docs       build the site into out/site, and make lite
@@ -21,8 +23,9 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_process.py
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
+PART ?= 1/1
 
-.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
+.PHONY: demo check test test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -33,6 +36,10 @@ test: .venv/.test browser
 	$(BIN)/basedpyright
 	$(BIN)/python $(PYTEST)
 
+check: .venv/.test
+	$(BIN)/ruff check
+	$(BIN)/python $(PYTEST) $(if $(wildcard $(A)),$(A),-m "not long and not gpu" -k "$(A)")
+
 # None asks for a GPU; on a machine with one, .venv-torch/bin/pytest -m torch runs what needs both.
 test-torch: .venv-torch/.torch
 	FLASHLAB_REQUIRE=compiler,torch,transformers $(TORCH)/python $(PYTEST) -m "(torch or transformers) and not triton and not gpu and not long"
@@ -41,10 +48,10 @@ test-triton: .venv-torch/.torch
 	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "triton and not gpu and not long"
 
 test-long: .venv/.test .venv-torch/.jax .venv-lowest/.lowest browser
-	$(BIN)/python $(PYTEST) -m "long and not jax and not triton"
-	.venv-lowest/bin/python $(PYTEST) -W default -m "long or not long" $(WITH_THE_LOWEST)
-	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "long and triton and not gpu"
-	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
+	FLASHLAB_PART=$(PART) $(BIN)/python $(PYTEST) -m "long and not jax and not triton"
+	FLASHLAB_PART=$(PART) .venv-lowest/bin/python $(PYTEST) -W default -m "long or not long" $(WITH_THE_LOWEST)
+	FLASHLAB_PART=$(PART) TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "long and triton and not gpu"
+	FLASHLAB_PART=$(PART) FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
 lab: .venv/.lab
 	$(BIN)/flashlab lessons
