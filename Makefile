@@ -3,10 +3,11 @@
 # make test-torch run, on a CPU, what needs torch; in an environment of its own
 # make test-triton run, on a CPU, what needs Triton, by its interpreter; in the same environment
 # make test-long  run what takes too long for make test, and what needs JAX: hours on 2 cores (JOBS=16 where there are 16)
-# make lab        open JupyterLab at the first lesson
+# make lab        open JupyterLab at the first lesson, in flashlab-lessons: copies that no cell has run in
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
 # make docs       build the site into out/site, and make lite
 # make lite       build out/site/lite: lessons 00 to 04 in JupyterLite, whose Python (Pyodide) runs in the browser
+# make figures    draw README, pages, tables and pictures anew from docs/results
 # make stale      list what was measured of older kernels, with the commands that measure it again
 # make lock       renew requirements/*.txt
 # make clean      remove what these made
@@ -21,7 +22,7 @@ WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite stale lock clean
+.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -45,10 +46,8 @@ test-long: .venv/.test .venv-torch/.jax .venv-lowest/.lowest browser
 	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "long and triton and not gpu"
 	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
-# Jupyter refuses to run as root unless told, since whoever reaches its port is root then. It listens on this machine alone, and
-# asks for a token.
 lab: .venv/.lab
-	$(BIN)/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks/00_memory.ipynb
+	$(BIN)/flashlab lessons
 
 lessons: .venv/.test
 	$(BIN)/python notebooks/source/lessons.py build
@@ -66,6 +65,9 @@ lite: .venv/.test .venv-lite/.lite
 	cd build/lite && ../../$(LITE)/jupyter lite build --contents files --piplite-wheels *.whl --output-dir site
 	mkdir -p out/site && rm -rf out/site/lite && mv build/lite/site out/site/lite
 	@echo "python -m http.server --directory out/site, and then http://localhost:8000/lite/lab/index.html"
+
+figures: .venv/.test browser
+	$(BIN)/python -m docs._site
 
 stale: .venv/.test
 	@$(BIN)/python -m docs._site.evidence

@@ -29,9 +29,11 @@ copybutton_selector = "div.highlight pre"
 ogp_site_name = "flashlab"
 ogp_social_cards = {"enable": False}  # drawn by a font that it fetches
 ogp_description_length = 160
-exclude_patterns = ["_static"]
+exclude_patterns = ["_static", "lessons/taken"]  # what is handed out as it is
 myst_heading_anchors = 3
 nb_execution_mode = "off"
+nb_code_prompt_show = "Predict first; then show what this gives"
+nb_code_prompt_hide = "Hide what this gives"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 nb_mime_priority_overrides = [("html", "text/html", 0)]
 

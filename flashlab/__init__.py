@@ -10,6 +10,10 @@ True
 
 from __future__ import annotations
 
+from flashlab import command as command  # first: it listens for interrupts while the rest loads
+
+# isort: split
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from flashlab.process import run_child
@@ -31,11 +30,14 @@ class Answer:
 
 
 class Ended(Exception):
-    """The process ended before the function returned. The message says how; `printed` is what it had printed."""
+    """The process ended before the function returned. The message says how; `printed` is what it had printed.
 
-    def __init__(self, message: str, printed: str) -> None:
+    Or it was `late`, and was ended: then nobody knows what it would have come to.
+    """
+
+    def __init__(self, message: str, printed: str, late: bool = False) -> None:
         super().__init__(message)
-        self.printed = printed
+        self.printed, self.late = printed, late
 
 
 def call_apart(
@@ -44,23 +46,24 @@ def call_apart(
 ) -> Answer:  # fmt: skip
     """Call a function in a child process, in the same folder and with the same modules in reach.
 
-    It may run for `seconds`, and use `memory` bytes of address space. `poll` is called from time to time in the meantime.
-    Raises what the function raises, and `Ended`. Nothing that the child has started is left.
+    It may run for `seconds` of its own time (`process.Stopwatch`), and use `memory` bytes of address space. `poll` is called
+    from time to time in the meantime. Raises what the function raises, and `Ended`. Nothing that the child has started is left.
     """
     import cloudpickle  # pyright: ignore[reportMissingTypeStubs]  # only for a child: it costs import time
 
+    from flashlab.scratch import scratch
+
     dumped: bytes = cloudpickle.dumps((function, arguments, named))  # pyright: ignore[reportUnknownMemberType]
     job = {"folder": str(Path.cwd()), "path": sys.path, "memory": memory, "call": dumped}
-    with TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        outcome = run_child(folder, seconds, "flashlab.apart_child", {}, flood=_FLOOD, poll=poll)
+        outcome = run_child(folder, seconds, "flashlab.apart_child", {}, own_time=True, flood=_FLOOD, poll=poll)
         answer, printed = (
             folder / "answer.pickle",
             (folder / "printed.txt").read_text(encoding="utf-8", errors="replace"),
         )
         if outcome.kind != "done" or not answer.exists():
-            raise Ended(outcome.message, printed[:_FLOOD])
+            raise Ended(outcome.message, printed[:_FLOOD], late=outcome.kind == "no end")
         kind, value = pickle.loads(answer.read_bytes())
         if kind == "raised":
             raise value

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashlab.process import end_with_parent
+
 
 def main(folder: Path) -> None:
     """Make the call, and leave what it returned or raised in the folder."""
+    end_with_parent()
     (folder / "where.txt").touch()
     (folder / "ready").touch()
     job: Mapping[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment

@@ -13,20 +13,15 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import threading
-import time
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
-try:
-    import fcntl
-except ImportError:
-    fcntl = None
+from flashlab.scratch import left_behind, scratch
 
 __all__ = ["Held", "clean", "digest", "entry", "folder", "held"]
 
@@ -34,8 +29,6 @@ _KINDS = ("compiled", "emulator", "runtime", "survey", "told")
 _DIGESTS = "digests.json"  # of an entry's files: what tells a damaged entry from a sound one
 _NAME = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED = "unfinished-"
-_ABANDONED = 3600  # seconds after which nobody finishes an entry any more
-_FRESH = 10  # seconds in which whoever makes an entry surely has locked its folder
 
 _locks: dict[Path, threading.Lock] = {}
 _guard = threading.Lock()
@@ -107,9 +100,8 @@ def clean() -> Held:
 
 def _made(path: Path, make: Callable[[Path], None]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path.parent)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as scratch, _held_by_us(Path(scratch)):
-        work = Path(scratch) / "entry"
+    with scratch(_UNFINISHED, within=path.parent) as beside:
+        work = beside / "entry"
         work.mkdir()
         make(work)
         digests = {file.name: _digest_of(file) for file in sorted(work.iterdir())}
@@ -120,53 +112,24 @@ def _made(path: Path, make: Callable[[Path], None]) -> Path:
             if _is_sound(path):
                 return path
             with contextlib.suppress(OSError):
-                path.rename(Path(scratch) / f"damaged-{attempt}")
+                path.rename(beside / f"damaged-{attempt}")
     raise OSError(None, "a damaged entry can't be replaced", str(path))
 
 
-@contextlib.contextmanager
-def _held_by_us(scratch: Path) -> Generator[None]:
-    """Locks a folder for as long as this process lives, however it ends. Windows has no such lock."""
-    if fcntl is None:
-        yield
-        return
-    folder = os.open(scratch, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _sweep(kind: Path) -> None:
-    """Deletes what processes have left that were killed while they made an entry: nobody holds it any more."""
-    for path in kind.glob(f"{_UNFINISHED}*"):
-        with contextlib.suppress(OSError):
-            if _left_behind(path):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _left_behind(path: Path) -> bool:
-    age = time.time() - path.stat().st_mtime
-    if fcntl is None or age < _FRESH:  # it may be about to be locked
-        return age > _ABANDONED
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(folder)
-    return True
-
-
 def _is_sound(path: Path) -> bool:
-    """Is an entry there, each file as it was made?"""
+    """Is an entry there, each file as it was made, and by whom one trusts? A library of the cache runs with this user's rights."""
     try:
         digests: dict[str, str] = json.loads((path / _DIGESTS).read_bytes())
-        return all(_digest_of(path / name) == made for name, made in digests.items())
+        return _is_trusted(path) and all(_digest_of(path / name) == made for name, made in digests.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _is_trusted(path: Path) -> bool:
+    """Is an entry this user's, or the system's? Anybody may write a digest beside a library of theirs."""
+    if os.name == "nt":  # whose folders for caches are a user's own
+        return True
+    return all(each.lstat().st_uid in (0, os.geteuid()) for each in (path, *path.iterdir()))
 
 
 def _digest_of(file: Path) -> str:
@@ -178,8 +141,9 @@ def _folder_of_this_process(error: OSError) -> Path:
     global _own
     with _guard:
         if _own is None:
-            _own = Path(tempfile.mkdtemp(prefix="flashlab-"))
-            atexit.register(shutil.rmtree, _own, ignore_errors=True)
+            lasting = contextlib.ExitStack()
+            _own = lasting.enter_context(scratch())
+            atexit.register(lasting.close)
             why = f"can't keep compiled kernels in {folder()} ({error.strerror or error})"
             warnings.warn(f"{why}: set FLASHLAB_CACHE to a folder that can be written", RuntimeWarning, stacklevel=3)
         return _own
@@ -190,7 +154,7 @@ def _ours() -> Iterator[Path]:
     for kind in _KINDS:
         with contextlib.suppress(OSError):  # there is none of that kind
             for path in sorted((folder() / kind).iterdir()):
-                left = path.name.startswith(_UNFINISHED) and _left_behind(path)
+                left = path.name.startswith(_UNFINISHED) and left_behind(path, _UNFINISHED)
                 if path.is_dir() and (left or _NAME.fullmatch(path.name)):
                     yield path
 

@@ -1,18 +1,25 @@
-"""Writes files all or nothing, so that nobody ever reads half of one, and turns data into what JSON can hold."""
+"""Files: written all or nothing, so that nobody ever reads half of one; documents of JSON, read and shown as a stranger's."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import secrets
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from simulator.errors import UsageError
 
-__all__ = ["check_file", "path_of", "plain", "replace_file"]
+__all__ = ["check_file", "check_folder", "document", "parsed", "path_of", "plain", "printable", "replace_file"]
+
+_DEEPEST = 100
+"""How deep a document may be. No command writes one half as deep, and Python's recursion ends at some depth."""
+_COMMANDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of what a terminal obeys or hides, rather than shows."""
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument: str = "path") -> Path:
@@ -64,6 +71,20 @@ def check_file(path: str | os.PathLike[str], *, argument: str = "path") -> None:
         raise _unwritable(argument, path, str(getattr(error, "strerror", None) or error)) from None
 
 
+def check_folder(path: str | os.PathLike[str], *, argument: str) -> None:
+    """Look, before there is anything to write, whether a folder can be made, or be written if it is there. Raises `UsageError`."""
+    try:
+        there = next(
+            each for each in (Path(os.path.realpath(path)), *Path(os.path.realpath(path)).parents) if each.exists()
+        )
+        why = "" if os.access(there, os.W_OK) else f"{there} is write-protected"
+        why = why if there.is_dir() else f"{there} is no folder"
+    except (OSError, ValueError) as error:
+        why = str(getattr(error, "strerror", None) or error)
+    if why:
+        raise UsageError(argument, str(path), f"a folder that can be written ({why})") from None
+
+
 def _unwritable(argument: str, path: object, why: str) -> UsageError:
     return UsageError(argument, str(path), f"a file that can be written ({why.lower()})")
 
@@ -74,6 +95,62 @@ def path_of(argument: str, value: Any, accepted: str = "the name of a file") -> 
         return Path(os.fsdecode(value) if isinstance(value, bytes) else value)
     except (TypeError, ValueError):
         raise UsageError(argument, value, accepted) from None
+
+
+def document(argument: str, path: str | os.PathLike[str], accepted: str) -> dict[str, Any]:
+    """The document in a file of anybody's, JSON or JSON Lines. Raises `UsageError`; `argument` is what it calls the path."""
+    from flashlab.jsonlines import joined  # which parses its lines by `parsed`
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        found = joined(text) if Path(path).suffix == ".jsonl" else parsed(text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(argument, str(path), f"{accepted} ({reason})") from None
+    if not isinstance(found, dict):
+        raise UsageError(argument, str(path), f"{accepted} (it holds {type(found).__name__})")
+    return cast("dict[str, Any]", found)
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text of anybody's. Raises `ValueError` for what is none, and for one that is too deep.
+
+    >>> parsed("[" * 100_000)
+    Traceback (most recent call last):
+        ...
+    ValueError: it is nested more than 100 deep
+    """
+    too_deep = ValueError(f"it is nested more than {_DEEPEST} deep")
+    try:
+        found: Any = json.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    depth, level = 0, [found]
+    while level := [part for each in level for part in _parts(each)]:
+        depth += 1
+        if depth > _DEEPEST:
+            raise too_deep
+    return found
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast("dict[str, Any]", value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def printable(text: str) -> str:
+    r"""Text of anybody's as it may be shown: what a terminal would obey is spelt out. New lines and tabs stay.
+
+    >>> printable("\x1b[2J×")
+    '\\x1b[2J×'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in _COMMANDS else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def plain(value: Any) -> Any:

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
+from flashlab.files import parsed
+
 __all__ = ["joined", "written"]
 
 Row = dict[str, Any]
@@ -53,11 +55,11 @@ def joined(text: str) -> dict[str, Any]:
     {'kind': 'toy', 'data': {'rows': [{'n': 1}, {'n': 2}]}}
     """
     first, *rest = text.removesuffix("\n").split("\n")
-    document: Any = json.loads(first)
+    document: Any = parsed(first)
     try:
         data, rows, templates = document["data"], document.pop("rows"), document.pop("template")
         for line in rest:
-            ((name, row),) = json.loads(line).items()
+            ((name, row),) = parsed(line).items()
             data[name].append(_whole(row, templates[name]))
         if {name: len(data[name]) for name in rows} != rows or sum(rows.values()) != len(rest):
             raise ValueError(f"{len(rest)} rows where {rows} are said")

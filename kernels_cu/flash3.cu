@@ -17,9 +17,9 @@
 //
 // Expected: the cost of a tile's start and end is hidden, most of all in short sequences. No block is left alone with long
 // rows.
-// Measured: docs/flash3.md, beside FlashAttention-4, cuDNN and rung 3. Once calls follow each other without a pause, the power limit
-// binds: it lowers the clock. Within the clocks the tensor cores bind at D = 128 and 256, and no unit does at D = 64. With few keys
-// the first scores and the last output of each tile do.
+// What binds (docs/flash3.md): the power limit lowers the clock, once calls follow each other without a pause. Within the clocks the
+// tensor cores bind at D = 128 and 256, and no unit does at D = 64. With few keys the first scores and the last output of each tile
+// bind.
 #include "flash3.cuh"
 #include "philox.cuh"
 

@@ -10,7 +10,7 @@
 //
 // Expected: the tensor cores run at twice the rate of mma.sync, and copies cost no instructions. But while a warpgroup is
 // in its softmax, nothing is multiplied for it, and all warpgroups wait for each other once per tile.
-// Measured: docs/flash3.md has the climb. The wider the head, the more this rung gains over flash2.
+// So the wider the head, the more this rung gains over flash2 (docs/flash3.md).
 #include "flash3.cuh"
 
 constexpr int THREADS = CONSUMERS * WARPGROUP;

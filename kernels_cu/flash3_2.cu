@@ -11,7 +11,7 @@
 // NEW marks what this kernel adds to rung 1.
 //
 // Expected: warpgroups drift apart, so that one multiplies while the other takes exponentials. Loads run a whole ring ahead.
-// Measured: docs/flash3.md has the climb. The drift is left to chance, and within a warpgroup softmax and products still alternate.
+// But the drift is left to chance, and within a warpgroup softmax and products still alternate (docs/flash3.md).
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;  // NEW

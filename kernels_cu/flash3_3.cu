@@ -19,7 +19,7 @@
 // NEW marks what this kernel adds to rung 2.
 //
 // Expected: tensor cores that never wait, at D = 128 and 256; at D = 64 the exponentials take as long as the products.
-// Measured: docs/flash3.md has the climb. This rung gains most where D and the length are large.
+// So this rung gains most where D and the length are large (docs/flash3.md).
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import index
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -139,7 +139,7 @@ def count(
     if row.operation is SOFTMAX and problem is None:
         if length is None:
             raise UsageError("length", None, f"an integer of at least 1: {row.name} is the softmax of a vector")
-        problem, tile = vector_problem(length, dtype), (1, 128) if tile is None else tile
+        problem = vector_problem(length, dtype)
     elif length is not None:
         raise UsageError("length", length, f"nothing: {row.name} isn't the softmax of a vector, or the problem says it")
     elif among("dtype", dtype, ITEMSIZE) != "float32":
@@ -147,8 +147,6 @@ def count(
     if problem is None:
         raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
     problem = Problem.checked(problem)
-    if row.operation is SOFTMAX and problem.len_q != 1:
-        raise UsageError("problem", problem, f"length=… and dtype=…: {row.name} is the softmax of a vector")
     row.check(problem)
     if row.formula is None:
         return run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse), infer=True)
@@ -183,10 +181,13 @@ def check_formula(
     tile: TileLike = None,
     device: Device | DeviceName = "h100",
     lse: bool = False,
+    only: Literal["hbm", "sram", "flops"] | None = None,
 ) -> None:
     """Prove a formula on one problem: raise `UsageError` naming the first entry where it differs from the shape-only run.
 
-    `formula(book, problem, tile, config, *, lse)` fills a `Book`.
+    `formula(book, problem, tile, config, *, lse)` fills a `Book`. With `only` it is held to a part: "hbm" is the arrays, the
+    launches, and what each requests of HBM, in all and once (`Book.distinct`); "sram" is what passes through SRAM, and the most
+    that a block holds; "flops" is arithmetic, exponentials too. None is everything, grids included.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=100, head_dim=40, dtype="bfloat16")
@@ -196,34 +197,47 @@ def check_formula(
     if not callable(formula):
         raise UsageError("formula", formula, "a function (book, problem, tile, config, *, lse)")
     row.check(problem)
+    if only is not None:
+        among("only", only, ("hbm", "sram", "flops"))
     counted, closed = (
         run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)),
         _evaluate(formula, row.program, problem, tile, on, lse),
     )
     if counted == closed:
         return
-    for name, ran, said in _differences(counted, closed):
+    for name, ran, said in _differences(counted, closed, only):
         raise UsageError(
             f"formula, {name}", said, f"{ran}, as the tile program counts for {problem} with tile {counted.tile}"
         )
 
 
-def _differences(a: Counts, b: Counts) -> list[tuple[str, object, object]]:
+_PARTS = {
+    "sram": ("sram_peak",),
+    "flops": ("flops_matmul", "flops_other", "exp"),
+    "": ("blocks", "warps", "heads_together"),
+}
+"""The numbers of a launch by the part of its counts that they belong to."""
+
+
+def _differences(a: Counts, b: Counts, only: str | None) -> list[tuple[str, object, object]]:
     found: list[tuple[str, object, object]] = []
-    if a.tensors != b.tensors:
+    if a.tensors != b.tensors and only in (None, "hbm"):
         found.append(("tensors", sorted(a.tensors), sorted(b.tensors)))
     names = [x.name for x in a.launches], [x.name for x in b.launches]
     if names[0] != names[1]:
         return [*found, ("launches", *names)]
     for x, y in zip(a.launches, b.launches, strict=True):
-        for attribute in ("ledger", "distinct"):
-            ours, theirs = getattr(x, attribute), getattr(y, attribute)
-            for key in [*ours, *theirs]:
-                if ours.get(key, 0) != theirs.get(key, 0):
-                    found.append((f"{x.name}: {', '.join(key)}", ours.get(key, 0), theirs.get(key, 0)))
-        for attribute in ("blocks", "warps", "sram_peak", "flops_matmul", "flops_other", "exp", "heads_together"):
-            if getattr(x, attribute) != getattr(y, attribute):
-                found.append((f"{x.name}: {attribute}", getattr(x, attribute), getattr(y, attribute)))
+        for key in dict.fromkeys([*x.ledger, *y.ledger]):
+            if x.ledger.get(key, 0) != y.ledger.get(key, 0) and only in (None, key.what.split(".")[0]):
+                found.append((f"{x.name}: {', '.join(key)}", x.ledger.get(key, 0), y.ledger.get(key, 0)))
+        for key in dict.fromkeys([*x.distinct, *y.distinct]):
+            if x.distinct.get(key, 0) != y.distinct.get(key, 0) and only in (None, "hbm"):
+                said = f"{x.name}: distinct bytes of {key[0]}, {key[1]} (book.distinct)"
+                found.append((said, x.distinct.get(key, 0), y.distinct.get(key, 0)))
+        for part, attributes in _PARTS.items():
+            for attribute in attributes if only in (None, part) else ():
+                if getattr(x, attribute) != getattr(y, attribute):
+                    found.append((f"{x.name}: {attribute}", getattr(x, attribute), getattr(y, attribute)))
     return found
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from simulator import misuse
 from simulator.config import padded
 from simulator.counts import Box
 from simulator.dtypes import Array, round_to
-from simulator.errors import SramOverflow, UsageError
+from simulator.errors import Said, SramOverflow, UsageError, misnamed
 from simulator.philox import random_bytes
 from simulator.problem import WIDTH, Problem, Walk, round_up
 from simulator.registers import Registers
@@ -29,6 +29,28 @@ Rows = int | np.ndarray[Any, np.dtype[np.int64]]
 """The index of a tile: a number, or the block's own index (an array over the blocks in lockstep)."""
 
 
+class Index(np.ndarray[Any, np.dtype[np.int64]]):
+    """The row tiles of all blocks that run in lockstep. Python asks for one number in `if`, `range` and `int`: there is none."""
+
+    def _refuse(self) -> Any:
+        if not self.ndim:
+            return self.item()
+        raise UsageError(
+            "block.i in a condition or a range",
+            Said("all blocks that run in lockstep"),
+            "another `walk` in m.launch for these blocks; or block.i[0], where apart=lambda i: … has the same value for them",
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._refuse())
+
+    def __index__(self) -> int:
+        return self._refuse()
+
+    def __int__(self) -> int:
+        return int(self._refuse())
+
+
 class Block:
     """One thread block, as a tile program sees it.
 
@@ -39,12 +61,14 @@ class Block:
     >>> import flashlab as fl
     >>> @fl.program
     ... def scores_only(m, q, k, v, problem, tile):
+    ...     out = m.output("out")
     ...     for block in m.launch("scores", rows=problem.row_tiles(tile), warps=4):
     ...         block.step("load")
     ...         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, 0, tile.cols)
     ...         block.step("scores")
     ...         s = block.matmul(q_i, k_j.T, split=("rows", "none"))
-    ...     return m.output("out")
+    ...         block.store(out, s, block.i, tile.rows)
+    ...     return out
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
     >>> fl.count(scores_only, p, tile=(64, 64)).by_tensor["k"].sram_read // fl.count(scores_only, p).by_tensor["q"].sram_read
     4
@@ -61,6 +85,11 @@ class Block:
         self._sram: dict[str, int] = {}
         self._filled: dict[str, tuple[int, int, int]] = {}
         self.lockstep = heads * (len(i) if isinstance(i, np.ndarray) else 1)
+
+    if not TYPE_CHECKING:  # a type checker knows each name there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise misnamed("block", self, name)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -168,14 +197,17 @@ class Block:
         self._count(tensor.name, hbm_read=warps * nbytes * self._heads)
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
-        """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written."""
-        misuse.tensor("block.store(tensor, registers, i, rows)", tensor)
-        misuse.operand("block.store's second operand", x, Registers, "registers")
+        """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written.
+
+        `x` has as many rows and columns as the tile. Where the tensor ends within it, those inside are enough. Raises
+        `UsageError` for another shape, and for an input: the caller's arrays aren't changed.
+        """
+        cols = misuse.stored("block.store", tensor, x, rows, j, cols)
         tensor = self._own(tensor)
-        first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
+        first, last, nbytes = self._extent(tensor, i, rows, j, cols, "write")
         self._count(tensor.name, hbm_write=nbytes)
         if self._m.data and last > first:
-            start = j * (cols or tensor.cols)
+            start = j * cols
             stop = min(start + x.cols, tensor.cols)
             with np.errstate(over="ignore"):
                 values = self._rows_of(tensor, x, i, rows)[..., : last - first, : stop - start]
@@ -184,12 +216,19 @@ class Block:
     def atomic_add(
         self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None
     ) -> None:
-        """Add registers to float32 values in HBM by atomics. Every lane's bytes count. Blocks that collide add up."""
+        """Add registers to float32 values in HBM by atomics. Every lane's bytes count. Blocks that collide add up.
+
+        Raises `UsageError` as `store` does, for another dtype, and if nothing was stored there before.
+        """
+        cols = misuse.stored("block.atomic_add", tensor, x, rows, j, cols)
         tensor = self._own(tensor)
-        first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
+        if tensor.dtype != "float32":
+            raise UsageError("block.atomic_add's tensor", Said(f"{tensor.name}, {tensor.dtype}"), "one of float32")
+        self._m.check_written(tensor)
+        first, last, nbytes = self._extent(tensor, i, rows, j, cols, "write")
         self._count(tensor.name, hbm_atomic=nbytes)
         if self._m.data and last > first:
-            start = j * (cols or tensor.cols)
+            start = j * cols
             stop = min(start + x.cols, tensor.cols)
             values = self._rows_of(tensor, x, i, rows, add=True)[..., : last - first, : stop - start]
             self._m.write(tensor, first, last, start, stop, values + self._m.read(tensor, first, last, start, stop))
@@ -200,6 +239,7 @@ class Block:
         The one that comes last sets it back to 0. The machine runs blocks in the order of their columns, so a program knows
         which one that is. With `warps`, each of so many warps has a counter of its own.
         """
+        misuse.tensor("block.arrive(tensor, i)", counter)
         for way in ("read", "write"):
             *_, nbytes = self._extent(counter, i, warps, 0, 1, way)
         self._count(counter.name, hbm_atomic=nbytes)
@@ -222,11 +262,13 @@ class Block:
         Without `cols` it is a vector, with one value per row. Raises `SramOverflow` over the device's limit per block.
         """
         tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None, panel=panel, fragment=fragment)
+        tile.empty = True
         self._reserve(tile, copies)
         return tile
 
     def free(self, tile: SramTile) -> None:
         """Give a buffer back."""
+        misuse.tile("block.free(tile)", tile)
         self._sram.pop(tile.name, None)
 
     def put(self, buffer: SramTile, x: Registers, *, copies: int = 1) -> None:
@@ -235,14 +277,24 @@ class Block:
         The machine does not know one warp's values from another's. It keeps what the warps have together: `get` returns
         the sum (or the maximum) over all of them.
         """
+        misuse.tile("block.put(tile, registers)", buffer)
         vector, fragment = buffer.vector, buffer.fragment
+        misuse.registers("block.put", x)
         tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=vector, fragment=fragment)
-        self._filled[buffer.name] = tile.footprint * copies, x.rows, x.cols
+        nbytes = tile.footprint * copies
+        if nbytes > (room := self._sram.get(buffer.name, 0)):
+            asked = f"at most the {room:,} bytes that block.alloc reserves for {buffer.name}"
+            raise UsageError("block.put's registers", Said(f"{nbytes:,} bytes"), asked)
+        self._filled[buffer.name], buffer.empty = (nbytes, x.rows, x.cols), False
         buffer.values = x.values
-        self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
+        self._count(buffer.name, sram_write=nbytes * self.lockstep)
 
     def get(self, buffer: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers: what was last `put`. The warps split it as in `matmul`."""
+        misuse.tile("block.get(tile)", buffer)
+        if buffer.name not in self._filled:
+            put = "block.put into it before, or block.to_registers(tile) for a tile that was loaded"
+            raise UsageError("block.get's buffer", Said(f"{buffer.name}, which is empty"), put)
         nbytes, rows, cols = self._filled[buffer.name]
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
         return self.registers(rows, cols, buffer.values)
@@ -262,6 +314,9 @@ class Block:
 
     def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""
+        misuse.tile("block.to_registers(tile)", tile)
+        if tile.empty:
+            misuse.full("block.to_registers's tile", tile)
         self._count(tile.name, sram_read=tile.footprint * self._uses(split) * self.lockstep)
         return self.registers(tile.rows, tile.cols, tile.values)
 
@@ -297,7 +352,7 @@ class Block:
         take is multiplied in parts: `passes` is how many products that are. Raises
         `UsageError` for shapes that don't fit.
         """
-        misuse.product(a, b, split)
+        misuse.product(a, b, split, acc)
         for operand, way in zip((a, b), split, strict=True):
             if isinstance(operand, SramTile):
                 self._count(operand.name, sram_read=operand.multiplied_bytes * self._uses(way) * self.lockstep)
@@ -314,6 +369,7 @@ class Block:
 
     def exp(self, x: Registers) -> Registers:
         """e to the power of x, element by element. It counts exponentials, not FLOPs."""
+        misuse.registers("block.exp", x)
         self._m.book.compute(exp=x.size * self.lockstep)
         return self.registers(x.rows, x.cols, None if x.values is None else np.exp(x.values))
 
@@ -333,8 +389,14 @@ class Block:
     def elementwise(self, f: Callable[..., Array], *operands: Registers | float) -> Registers:
         """f of the operands, element by element. It counts one FLOP per element of the (broadcast) result."""
         tiles = [x for x in operands if isinstance(x, Registers)]
-        rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
-        misuse.broadcast(f, tiles, rows, cols)
+        if len(tiles) < len(operands) or getattr(f, "nin", len(operands)) != len(operands):
+            misuse.elementwise(f, operands, tiles)
+        rows, cols = tiles[0].rows, tiles[0].cols
+        for x in tiles[1:]:
+            if x.rows != rows or x.cols != cols:
+                rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
+                misuse.broadcast(f, tiles, rows, cols)
+                break
         self.count_flops(rows * cols)
         if not self._m.data:
             return self.registers(rows, cols, None)
@@ -352,6 +414,7 @@ class Block:
         whose queries and keys these are, where they are a part of the machine's. `aligned` tells the keys that some of its queries
         are aligned with, where their numbers don't.
         """
+        misuse.registers("block.mask", s)
         p = of or self._m.problem
         if s.values is None:
             return s
@@ -426,6 +489,7 @@ class Block:
 
         That is `abs(i + len_kv - len_q - j)`, for ALiBi. `group` is as in `mask`. Like all indices, it counts no FLOPs.
         """
+        misuse.registers("block.distances", s)
         if s.values is None:
             return self.registers(s.rows, s.cols, None)
         rows, keys = self._places((s.rows, s.cols), i, j, group)

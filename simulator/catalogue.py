@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from simulator.config import Config
 from simulator.devices import Device
@@ -30,6 +31,7 @@ from simulator.formulas import paged as paged_formula
 from simulator.formulas import softmax as softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.formulas import standard_backward as standard_backward_formula
+from simulator.misuse import undecorated
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
@@ -174,6 +176,10 @@ class Algorithm:
     about: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     follows: str | None = None
     atomics: tuple[str, ...] = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The catalogue's rows are pickled by their names."""
+        return (get, (self.name,)) if CATALOGUE.get(self.name) is self else super().__reduce_ex__(protocol)
 
     @property
     def operation(self) -> Operation:
@@ -609,6 +615,7 @@ def get(algorithm: str | Program) -> Algorithm:
     if isinstance(algorithm, Program):
         own = Algorithm(algorithm.name, algorithm, support=Support(masks=FEATURES))
         return next((row for row in CATALOGUE.values() if row.program is algorithm), own)
+    undecorated(algorithm)
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]

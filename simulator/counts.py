@@ -425,9 +425,10 @@ class Book:
 
     def add(self, step: str, tensor: str, **bytes_by_what: int) -> None:
         """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. A zero leaves no entry."""
+        ledger = self._pages[-1].ledger
         for what, n in bytes_by_what.items():
             if n:
-                self.page.ledger[Entry(step, tensor, what.replace("_", "."))] += n
+                ledger[Entry(step, tensor, what.replace("_", "."))] += n
 
     def box(self, box: Box, n: int) -> None:
         """Note that TMA loads a box n times."""
@@ -437,6 +438,10 @@ class Book:
         """Count bytes that the launch requests at least once in a direction ("read" or "write")."""
         if n:
             self.page.distinct[tensor, direction] += n
+
+    def reached(self, tensor: str, direction: str) -> int:
+        """The bytes that the launches so far request at least once, in one of them or in several."""
+        return sum(page.distinct.get((tensor, direction), 0) for page in self._pages)
 
     def compute(self, *, matmul: int = 0, other: int = 0, exp: int = 0) -> None:
         """Count arithmetic."""

@@ -36,11 +36,14 @@ _SEGMENTS, _STEPS = 96, 4000
 
 @dataclass(frozen=True)
 class Dram:
-    """Bytes read from DRAM: an estimate, and bounds that always hold from a cold cache."""
+    """Bytes read from DRAM, without those written: an estimate, and bounds that always hold from a cold cache."""
 
     estimate: int
     low: int
     high: int
+
+    def __repr__(self) -> str:
+        return f"<bytes read from DRAM: about {self.estimate:,}, at least {self.low:,}, at most {self.high:,}>"
 
 
 def estimate(counts: Counts) -> Dram:

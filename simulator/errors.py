@@ -60,7 +60,10 @@ _MOST_SHOWN = 300
 
 def _shown(value: object) -> str:
     """A value for an error message: one short line, and each array as its dtype and shape."""
-    text = repr(_without_values(value)).replace("\n", " ")
+    try:
+        text = repr(_without_values(value)).replace("\n", " ")
+    except ValueError:  # Python writes no integer of thousands of digits
+        text = f"{type(value).__name__} of thousands of digits"
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 10]} … {text[-5:]}"
 
 
@@ -100,6 +103,23 @@ def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(str(value), names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return UsageError(argument, value, f"one of {', '.join(names)}{hint}")
+
+
+class Misnamed(UsageError, AttributeError):
+    """A name that an object of a tile program doesn't have."""
+
+
+def misnamed(of: str, x: object, name: str, accepted: str | None = None) -> AttributeError:
+    """The error for a name that `x`, which a program calls `of`, doesn't have. It suggests the nearest.
+
+    >>> str(misnamed("text", "", "spilt"))
+    'text.spilt = unknown: expected text.split'
+    """
+    if name.startswith("__"):  # Python and NumPy ask for these to learn what an object can do
+        return AttributeError(name)
+    names = [each for each in dir(x) if not each.startswith("_")]
+    near = [f"{of}.{each}" for each in difflib.get_close_matches(name, names, n=1)]
+    return Misnamed(f"{of}.{name}", Said("unknown"), accepted or ", ".join(near) or f"one of {', '.join(names)}")
 
 
 def among(argument: str, value: Any, known: Iterable[str]) -> str:

@@ -15,8 +15,10 @@ from simulator.errors import UsageError, unknown
 
 T = TypeVar("T")
 _SAID = 8  # lengths in words
-_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, in which kernels compute, without subnormals
+_SMALLEST = 2.0**-126  # of float32, in which kernels compute, without subnormals
 _MOST = 2**62  # kernels and NumPy reckon in 64 bits, and add to sizes
+LARGEST_FACTOR = 1e30
+"""The largest number that scores are multiplied with, or that joins them. Then sums and products of them don't leave float32."""
 Pair = tuple[int | None, int | None]
 Lengths = Sequence[int | tuple[int, int]]
 """The queries and the keys of each sequence. A number stands for as many of both."""
@@ -168,8 +170,8 @@ class Field:
             finite = type(value) not in (bool, np.bool_) and math.isfinite(value)
         except (TypeError, ValueError, OverflowError):
             finite = False
-        held = finite and (value == 0 or _SMALLEST <= abs(value) <= _LARGEST)
-        beyond = " that float32 holds" if finite and not held else ""
+        held = finite and (value == 0 or _SMALLEST <= abs(value) <= LARGEST_FACTOR)
+        beyond = "" if held or not finite else f" up to {LARGEST_FACTOR:g}" if abs(value) > 1 else " that float32 holds"
         if self.none is not None and not (held and value >= self.none):
             raise UsageError(self.name, value, f"a finite number of at least 0{beyond}; {self.none:g} or None is none")
         if not held:

@@ -19,16 +19,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
-from simulator.block import Block
+from simulator import misuse
+from simulator.block import Block, Index
 from simulator.config import Config
 from simulator.counts import Book, Counts, Entry, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError
+from simulator.errors import Said, UsageError, misnamed
 from simulator.fields import integer
 from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
@@ -50,12 +51,14 @@ class Machine:
     >>> import flashlab as fl
     >>> @fl.program
     ... def scores_only(m, q, k, v, problem, tile):
+    ...     out = m.output("out")
     ...     for block in m.launch("scores", rows=problem.row_tiles(tile), warps=4):
     ...         block.step("load")
     ...         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, 0, tile.cols)
     ...         block.step("scores")
     ...         s = block.matmul(q_i, k_j.T, split=("rows", "none"))
-    ...     return m.output("out")
+    ...         block.store(out, s, block.i, tile.rows)
+    ...     return out
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
     >>> fl.count(scores_only, p, tile=(64, 64)).flops.matmul == 2 * 64**3
     True
@@ -78,11 +81,17 @@ class Machine:
         self.values: dict[str, Array] = {}
         self._leads: dict[str, tuple[int, int, int]] = {}
         self._axes = {operand.name: operand.axes for operand in operation.taken(problem)}
+        self._written = set[str]()
         self._touched: defaultdict[_Touched, set[tuple[int, int, int, int]]] = defaultdict(set)
         for operand in operation.taken(problem):  # they are in HBM, even if no block reads them
             self.book.tensor(operand.spec(problem, config.tile, "input"))
         self.inputs = tuple(self._input(operand) for operand in operation.required)
         self.outputs = {operand.name: self._output(operand) for operand in operation.written(problem)}
+
+    if not TYPE_CHECKING:  # a type checker knows each name there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise misnamed("m", self, name)
 
     # -- for tile programs --------------------------------------------------------------------------------------
 
@@ -223,7 +232,8 @@ class Machine:
             ) -> Iterator[Block]:
                 for j in range(cols):
                     block = Block(
-                        self, np.arange(start, stop), j, walks[start][j], warps, readers or warps, lead, share.batches, share.keys
+                        self, np.arange(start, stop).view(Index), j, walks[start][j], warps, readers or warps, lead,
+                        share.batches, share.keys,
                     )  # fmt: skip
                     if self.recorder:
                         self.recorder.block(block)
@@ -278,8 +288,20 @@ class Machine:
 
     def touch(self, tensor: HbmTensor, way: str, rectangle: tuple[int, int, int, int]) -> None:
         """Note a rectangle (first row, end row, first byte, end byte) that a launch reaches in each head."""
+        if way == "write":
+            self._written.add(tensor.name)
+        else:
+            self.check_written(tensor)
         heads = tensor.spec.heads if tensor.member is None else tensor.spec.heads // self.problem.queries_per_kv
         self._touched[_Touched(tensor.name, way, tensor.member, tensor.plane, heads, tensor.batches)].add(rectangle)
+
+    def check_written(self, tensor: HbmTensor) -> None:
+        """Raises `UsageError` for an array of the program's own in which nothing was written yet."""
+        if tensor.name not in self._written and tensor.spec.role != "input" and not tensor.spec.zeros:
+            found = f"an {tensor.spec.role}" if tensor.spec.role == "output" else "a workspace"
+            raise UsageError(
+                tensor.name, Said(f"{found} that is read before it is written"), "a block.store into it before"
+            )
 
     def lead(self, tensor: HbmTensor) -> tuple[int, int, int]:
         """How many batches, KV heads and query heads per group a handle has. It is 1 where all blocks share one."""
@@ -340,6 +362,12 @@ class Machine:
             values = values[:, :, :, tensor.plane]
         values = values[..., :: tensor.every, :]
         return values if tensor.member is None else values[:, :, tensor.member : tensor.member + 1]
+
+    def unwritten(self, name: str) -> int:
+        """How many bytes of an output no launch has written. It is 0 where there is nothing to launch."""
+        if self.operation.idle(self.problem):
+            return 0
+        return self.outputs[name].spec.nbytes - self.book.reached(name, "write")
 
     def close(self) -> Counts:
         """The counts of all launches, once the program is done."""
@@ -453,6 +481,7 @@ def _walks(walk: Callable[..., Walk] | None, rows: int, cols: int) -> list[tuple
     """For each row block, the walks of its columns."""
     if walk is None:
         return [(range(0),) * cols] * rows
+    misuse.walk(walk)
     parameters = inspect.signature(walk).parameters.values()
     # a parameter with a default binds a value of the program's (`lambda i, tile=tile: ...`): it isn't the column
     required = [
@@ -460,7 +489,10 @@ def _walks(walk: Callable[..., Walk] | None, rows: int, cols: int) -> list[tuple
     ]
     by_column = len(required) > 1
     check_memory(f"the walks of {rows * cols:,} blocks", 200 * rows * cols)
-    return [tuple(walk(i, j) if by_column else walk(i) for j in range(cols)) for i in range(rows)]
+    found = [tuple(walk(i, j) if by_column else walk(i) for j in range(cols)) for i in range(rows)]
+    for each in {type(w): w for row in found for w in row}.values():
+        misuse.walked(each)
+    return found
 
 
 def _area(rectangles: set[tuple[int, int, int, int]]) -> int:

@@ -30,6 +30,8 @@ MOST_REQUESTS = 1 << 20
 """The most requests of a batch in pages. Each is looked at by itself."""
 CHUNKS_OF = 64
 """A chunk has a multiple of so many keys, as many as a tile."""
+MOST_OF_TILE = 1 << 31
+"""The most rows or columns of a tile."""
 MOST_OF_CHUNK = 1 << 24
 """The most keys of a chunk: kernels count in 32 bits."""
 MOST_DRAFTS = 32
@@ -78,6 +80,8 @@ class Tile(NamedTuple):
             raise UsageError("tile", tile, accepted) from None
         if rows < 1 or cols < 1:
             raise UsageError("tile", tile, accepted)
+        if max(rows, cols) > MOST_OF_TILE:
+            raise UsageError("tile", tile, f"{accepted}, and up to 2^31")
         return cls(rows, cols)
 
     def __str__(self) -> str:

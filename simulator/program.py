@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
+from inspect import signature
 from typing import Any, Protocol
 
+from simulator import misuse
+from simulator.block import Block
 from simulator.config import Config, warps_for
 from simulator.devices import Device
+from simulator.errors import Said, UsageError
 from simulator.machine import Machine
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
+from simulator.registers import Registers
+from simulator.tensors import HbmTensor, SramTile
 
 Body = Callable[..., Any]
 """`(m, *inputs, problem, tile)`. The inputs are those of the operation that callers may not leave out."""
@@ -46,11 +52,30 @@ class Program:
         self.body, self.configure, self.operation = body, configure, operation
 
     def __call__(self, m: Machine, *rest: Any) -> Any:
-        """Run the body on a machine. `rest` are the inputs, the problem and the tile."""
-        return self.body(m, *rest)
+        """Run the body on a machine. `rest` are the inputs, the problem and the tile.
+
+        Raises `UsageError` for a call with too few arguments, too many or unknown ones, also of the body itself.
+        """
+        try:
+            return self.body(m, *rest)
+        except TypeError as error:
+            try:
+                signature(self.body).bind(m, *rest)
+            except TypeError as refused:
+                inputs = ", ".join(operand.name for operand in self.operation.required)
+                asked = f"a function {self.name}(m, {inputs}, problem, tile)"
+                has = Said(f"{self.name}{misuse.parameters(self.body)}")
+                raise UsageError("program", has, asked) from refused
+            if (wrong := misuse.arguments(error, (Block, Machine, HbmTensor, SramTile, Registers))) is not None:
+                raise wrong from error
+            raise
 
     def __repr__(self) -> str:
         return f"<tile program {self.name}>"
+
+    def __reduce__(self) -> str:
+        """It is pickled as a function is: by the name under which its module has it."""
+        return getattr(self, "__qualname__", self.name)
 
 
 def program(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from simulator.dtypes import Array, round_to
-from simulator.errors import Said, UsageError
+from simulator.errors import Said, UsageError, misnamed
 from simulator.tensors import no_operator_multiplies
 
 if TYPE_CHECKING:
@@ -21,14 +21,13 @@ _CALLS = {"exp": "block.exp(x)", "log": "block.log(x)", "tanh": "block.tanh(x)",
 
 
 _METHODS = {
-    "mean": "write x.sum() / x.cols, for each row",
-    "min": "write -(-x).max(), for each row",
-    "shape": "write x.rows and x.cols",
-    "name": "a call that takes a tensor has it first, as in block.store(out, x, block.i, tile.rows)",
-    "dot": "write block.matmul(a, b, split=('rows', 'none'))",
-    "exp": "write block.exp(x)",
-    "log": "write block.log(x)",
-    "transpose": "write x.T",
+    "mean": "x.sum() / x.cols, for each row",
+    "min": "-(-x).max(), for each row",
+    "shape": "x.rows and x.cols",
+    "dot": "block.matmul(a, b, split=('rows', 'none'))",
+    "exp": "block.exp(x)",
+    "log": "block.log(x)",
+    "transpose": "x.T",
 }
 """What to write in place of methods that NumPy's arrays have."""
 
@@ -43,13 +42,14 @@ class Registers:
     >>> import flashlab as fl
     >>> @fl.program
     ... def scores_only(m, q, k, v, problem, tile):
+    ...     out = m.output("out")
     ...     for block in m.launch("scores", rows=problem.row_tiles(tile), warps=4):
     ...         block.step("load")
     ...         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, 0, tile.cols)
     ...         block.step("scores")
     ...         s = block.matmul(q_i, k_j.T, split=("rows", "none"))
-    ...         p = block.exp(s - s.max())
-    ...     return m.output("out")
+    ...         block.store(out, block.exp(s - s.max()), block.i, tile.rows)
+    ...     return out
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
     >>> fl.count(scores_only, p, tile=(64, 64)).flops.other == 2 * 64 * 64  # the maximum and the difference
     True
@@ -110,14 +110,24 @@ class Registers:
     def _compared(self, other: object) -> NoReturn:
         raise UsageError("a > b", Said("a comparison of registers"), "block.maximum(a, b), or -block.maximum(-a, -b)")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __hash__ = object.__hash__
 
     def __abs__(self) -> NoReturn:
         raise UsageError("abs(x)", Said("a function of registers"), "block.elementwise(np.abs, x)")
 
-    def __getattr__(self, name: str) -> NoReturn:
-        known = "x.T, x.columns, x.finite, x.max, x.nonzero, x.round, x.sum, and what the block does with them: block.exp(x)"
-        raise AttributeError(f"x.{name}: registers have no {name}; {_METHODS.get(name, f'they have {known}')}")
+    if not TYPE_CHECKING:  # a type checker knows each name there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise misnamed("x", self, name, _METHODS.get(name))
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise UsageError("x[…]", Said("a part of registers"), "x.columns(start, width), or a load of fewer rows")
+
+    def __bool__(self) -> NoReturn:
+        raise UsageError(
+            "if x", Said("a condition on registers"), "values for both cases, as block.maximum(a, b) chooses"
+        )
 
     def __matmul__(self, other: object) -> NoReturn:
         raise no_operator_multiplies()
@@ -149,8 +159,10 @@ class Registers:
         return self._block.registers(self.cols, self.rows, data)
 
     def columns(self, start: int, width: int) -> Registers:
-        """`width` columns from `start` on. It moves nothing."""
+        """`width` columns from `start` on. Beyond the last one they are zeros, as in a fragment's padding. It moves nothing."""
         data = None if self.values is None else self.values[..., start : start + width]
+        if data is not None and data.shape[-1] < width:
+            data = np.pad(data, ((0, 0),) * (data.ndim - 1) + ((0, width - data.shape[-1]),))
         return self._block.registers(self.rows, width, data)
 
     def max(self) -> Registers:

@@ -15,9 +15,10 @@ from simulator.config import Config
 from simulator.counts import Counts, summed
 from simulator.devices import Device
 from simulator.dtypes import Array, as_numpy
-from simulator.errors import UsageError
+from simulator.errors import Said, UsageError
 from simulator.machine import Machine
 from simulator.memory import check_memory
+from simulator.operations.caches import check_scales
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
@@ -109,7 +110,7 @@ class Scales(NamedTuple):
         """The scales by the names of the kernels' arguments: `q_scale`, `k_scale`, `v_scale`.
 
         Raises `UsageError` for a problem that isn't 8-bit, for other shapes and dtypes, and for NumPy scales that aren't
-        finite, or of q or k that aren't positive.
+        finite, or of q or k that aren't positive, or so large that scores leave float32.
         """
         p = problem
         if p.dtype != FP8:
@@ -124,14 +125,9 @@ class Scales(NamedTuple):
                 raise UsageError(f"scales.{name}.shape", tuple(x.shape), f"{shape}, one per {side} rows of {name}")
             if str(x.dtype).removeprefix("torch.") != "float32":
                 raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
-            if isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
-                values = cast(Array, x)
-                bad = values[~(np.isfinite(values) & ((values > 0) | (name == "v")))]
-                if bad.size:
-                    raise UsageError(
-                        f"scales.{name}", float(bad[0]), f"finite{'' if name == 'v' else ', positive'} numbers"
-                    )
-        return {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
+        named = {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
+        check_scales(p, named, "scales.{}")
+        return named
 
 
 def run_on_data(
@@ -170,7 +166,7 @@ def run_on_data(
         machine = Machine(
             program.name, operation, part.problem, config, device, asked=asked, data=part.arrays, stop=stop
         )
-        return machine, _returned(program, part.problem, program(machine, *machine.inputs, part.problem, config.tile))
+        return machine, _run(program, machine)
 
     parts = _sequences(operation, arrays, problem) if problem.apart else _parts(operation, arrays, problem)
     with _one_blas_thread():
@@ -319,7 +315,7 @@ def _on_shapes(
 ) -> Counts:
     """The same for a plain problem, or for one sequence."""
     machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=infer)
-    _returned(program, one, program(machine, *machine.inputs, one, config.tile))
+    _run(program, machine)
     return machine.close()
 
 
@@ -378,11 +374,14 @@ def _record(
     )
 
 
-def _returned(program: Program, problem: Problem, result: Any) -> list[str]:
-    """The names of the outputs that a program returned.
+def _run(program: Program, machine: Machine) -> list[str]:
+    """Run a program, and return the names of the outputs that it returned.
 
-    Raises `UsageError` if one that its operation always writes is missing, and for anything that isn't an output.
+    Raises `UsageError` if one that its operation always writes is missing, for anything that isn't an output, and for an
+    output that the program didn't write.
     """
+    problem = machine.problem
+    result: Any = program(machine, *machine.inputs, problem, machine.tile)
     handles: list[Any] = [x for x in (result if type(result) is tuple else (result,)) if x is not None]  # pyright: ignore
     names = [x.name if isinstance(x, HbmTensor) else "" for x in handles]
     outputs, always = program.operation.outputs, [operand.name for operand in program.operation.written(problem)]
@@ -391,4 +390,11 @@ def _returned(program: Program, problem: Problem, result: Any) -> list[str]:
         besides = " and ".join(f'm.output("{operand.name}")' for operand in outputs if operand.asked)
         accepted = f"{wanted}, or that and {besides}" if besides else wanted
         raise UsageError(f"return value of {program.name}", cast("object", result), accepted)
+    for name in names:
+        if (missing := machine.unwritten(name)) > 0:
+            whole = machine.outputs[name].spec.nbytes
+            written = f"{whole - missing:,} of {whole:,} bytes written"
+            raise UsageError(
+                f"output {name} of {program.name}", Said(written), "all of it, by block.store or block.atomic_add"
+            )
     return names

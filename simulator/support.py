@@ -13,8 +13,8 @@ from simulator.problem import COMMON_MASKS, DTYPES, FP8, Problem, Tile
 
 MOST_KEYS = 1 << 30
 """The longest sequence that a kernel takes: sums of lengths and windows must fit an int."""
-SOFT_CAPS = 1e-30, 1e30
-"""The least and the largest soft cap of a kernel: quotients and products with it must fit a float."""
+LEAST_SOFT_CAP = 1e-30
+"""The least soft cap of a kernel: quotients with it must fit a float."""
 MOST_BLOCKS = (1 << 31) - 1
 """The most blocks along a grid's first axis."""
 
@@ -119,8 +119,8 @@ class Support:
         for field, length in (("len_q", p.len_q), ("len_kv", p.len_kv)):
             if length > MOST_KEYS:
                 return UsageError(field, length, f"at most {MOST_KEYS:,} for a kernel")
-        if p.soft_cap is not None and not SOFT_CAPS[0] <= p.soft_cap <= SOFT_CAPS[1]:
-            return UsageError("soft_cap", p.soft_cap, "between {:g} and {:g} for a kernel".format(*SOFT_CAPS))
+        if p.soft_cap is not None and p.soft_cap < LEAST_SOFT_CAP:
+            return UsageError("soft_cap", p.soft_cap, f"at least {LEAST_SOFT_CAP:g} for a kernel")
         if device.compute_capability < self.least:
             needed = "{}.{}".format(*self.least)
             return Unavailable(f"{title} has compute capability {capability}: the kernels need {needed} or higher")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from simulator.config import padded
 from simulator.counts import Spec
 from simulator.dtypes import Array
-from simulator.errors import Said, UsageError
+from simulator.errors import Said, UsageError, misnamed
 from simulator.problem import WIDTH, round_up
 
 
@@ -24,16 +24,28 @@ Batches = tuple[int, ...] | range
 """Some of the batches."""
 
 
+_METHODS = {"shape": "{0}.rows and {0}.cols", "transpose": "{0}.T of a tile in SRAM"}
+"""What to write in place of methods that NumPy's arrays have."""
+
+
 class _Stored:
-    """What lies in HBM or in SRAM. A block computes with registers only, and `_brought` says how values get there."""
+    """What lies in HBM or in SRAM. A block computes with registers only."""
 
     name: str
-    _brought = ""
+    brought = ""
+    """How its values get into registers."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise UsageError("operand", Said(self.name), f"registers: {self._brought}")
+        raise UsageError("operand", Said(self.name), f"registers: {self.brought}")
 
-    __array__ = __neg__ = _refuse
+    if not TYPE_CHECKING:  # a type checker knows each name there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            own = self.__dict__.get("name", "tile")
+            known = _METHODS.get(name, f"registers: {self.brought}" if hasattr(np.ndarray, name) else None)
+            raise misnamed(own, self, name, known and known.format(own))
+
+    __array__ = __neg__ = __getitem__ = __iter__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
 
     def __matmul__(self, other: object) -> NoReturn:
@@ -56,7 +68,7 @@ class HbmTensor(_Stored):
     ('q', 128, 64, 'float16')
     """
 
-    _brought = "block.load(...) or block.fetch(...), because only counted loads reach values in HBM"
+    brought = "block.load(...) or block.fetch(...), because only counted loads reach values in HBM"
 
     def __init__(
         self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None,
@@ -112,7 +124,7 @@ class SramTile(_Stored):
     True
     """
 
-    _brought = "block.to_registers(tile), because this tile is in SRAM"
+    brought = "block.to_registers(tile), because this tile is in SRAM"
 
     def __init__(
         self,
@@ -131,6 +143,7 @@ class SramTile(_Stored):
         self.padded_shape = padded(rows, fragment), 1 if vector else round_up(cols, panel)
         self.multiplied_shape = self.padded_shape
         self.held = 0  # columns that stay in registers, so that products don't read them
+        self.empty = False  # a buffer in which nothing was put yet
         self._scaled: tuple[float, Array] | None = None
 
     @property
@@ -139,6 +152,7 @@ class SramTile(_Stored):
         data = None if self.values is None else self.values.swapaxes(-1, -2)
         transposed = SramTile(self.name, self.cols, self.rows, self.dtype, data)
         transposed.padded_shape, transposed.multiplied_shape = self.padded_shape[::-1], self.multiplied_shape[::-1]
+        transposed.empty = self.empty
         return transposed
 
     @property

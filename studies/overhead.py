@@ -1,16 +1,18 @@
 """What a warm call costs in Python: `python -m studies overhead [--out docs/results] [--force]`.
 
-`fl.attention` gets small arrays (1 × 1 head × 128 × 128, float16), and `plan.run` a small problem of each algorithm that
-serves. `out=` is given, and plan and descriptors are cached. What is timed, in microseconds, is how long the call takes to
-return while the kernel still runs: the median of many calls. The floor is CuPy's bare call of the driver for a kernel
-without arguments. This needs a Hopper GPU, CuPy and torch.
+All calls get small arrays (1 × 1 head × 128 × 128, float16), as people type them: forward, with `out=` and without, backward, and
+`plan.run`. Beside them are torch's `scaled_dot_product_attention`, forward and backward, and `q + k`, which say how fast the
+host is. `plan.run` also gets a small problem of each algorithm that serves. What is timed, in microseconds, is how long a call
+takes to return while the kernel still runs: the median of many calls, made in turn, so that all of them see the same host. The
+floor is CuPy's bare call of the driver for a kernel without arguments. This needs a Hopper GPU, CuPy and torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from statistics import median
 from typing import Any
@@ -23,59 +25,86 @@ from simulator import CATALOGUE, Problem
 from simulator.operations.latent import latent_problem
 
 CALLS = 3000
+SIZES: dict[str, Any] = {"batch": 1, "heads": 1, "len_q": 128, "head_dim": 128, "dtype": "float16"}
 CALLED = ("flash2", "flash3")
-"""The algorithms that `fl.attention` calls."""
+"""The algorithms that `fl.attention` calls with `out=`."""
 SERVED = {
     "flash_decoding": Problem(batch=2, heads=8, kv_heads=2, len_q=1, len_kv=1024, head_dim=128, dtype="float16"),
     "paged": Problem(batch=2, heads=8, kv_heads=2, len_q=1, len_kv=1024, head_dim=128, dtype="float16", page_size=16),
     "mla_hopper_paged": latent_problem(batch=2, heads=16, len_kv=1024, dtype="float16", page_size=64),
 }
 """What plans are run for."""
+SDPA = "SDPA"
+"""What the others are compared with: torch's forward pass."""
+
+Calls = Mapping[tuple[str, str], Callable[[], object]]
+"""Calls by what they are of, and the framework of their arrays."""
 
 
-def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> float:
-    """The median time of many calls. Now and then it waits for the GPU, untimed, so that no queue fills up."""
-    taken: list[float] = []
+def microseconds(calls: Calls, wait: Callable[[], object]) -> dict[tuple[str, str], float]:
+    """The median time of each. Now and then it waits for the GPU, untimed, so that no queue fills up."""
+    taken: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
     for i in range(CALLS):
-        if i % 50 == 0:
+        if i % 10 == 0:
             wait()
-        begun = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begun)
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - begun)
     wait()
-    return 1e6 * median(taken[CALLS // 10 :])
+    return {name: 1e6 * median(each[CALLS // 10 :]) for name, each in taken.items()}
 
 
 def rows() -> list[dict[str, Any]]:
-    """The floor, then a row per algorithm and framework."""
+    """A row for each call."""
     cupy: Any = import_module("cupy")
-    torch: Any = import_module("torch")
-    arrays = {
-        "cupy": [cupy.ones((1, 1, 128, 128), "float16") for _ in range(4)],
-        "torch": [torch.ones((1, 1, 128, 128), dtype=torch.float16, device="cuda") for _ in range(4)],
-    }
-    wait, served = cupy.cuda.runtime.deviceSynchronize, {name: run_of(name, cupy) for name in SERVED}
+    calls = {**floor(cupy), **of_torch(import_module("torch")), **ours(), **served(cupy)}
+    found = microseconds(calls, cupy.cuda.runtime.deviceSynchronize)
+    return [
+        {"algorithm": algorithm, "framework": framework, "microseconds": each}
+        for (algorithm, framework), each in found.items()
+    ]
+
+
+def floor(cupy: Any) -> Calls:
+    """The driver's own call."""
     launch = cupy.cuda.driver.launchKernel
     empty = cupy.RawKernel('extern "C" __global__ void empty() {}', "empty").kernel.ptr
-    floor = microseconds(lambda: launch(empty, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0), wait)
-    return (
-        [{"algorithm": "an empty kernel", "framework": "the driver alone", "microseconds": floor}]
-        + [
-            {
-                "algorithm": algorithm,
-                "framework": framework,
-                "microseconds": microseconds(
-                    lambda a=algorithm, x=x: fl.attention(*x[:3], algorithm=a, out=x[3]), wait
-                ),
-            }
-            for algorithm in CALLED
-            for framework, x in arrays.items()
-        ]
-        + [
-            {"algorithm": f"{name}, plan.run", "framework": "cupy", "microseconds": microseconds(run, wait)}
-            for name, run in served.items()
-        ]
-    )
+    return {("an empty kernel", "the driver alone"): lambda: launch(empty, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0)}
+
+
+def of_torch(torch: Any) -> Calls:
+    """What torch does itself: the sum of two arrays, and attention."""
+    sdpa: Any = torch.nn.functional.scaled_dot_product_attention
+    q, k, v, dout = (torch.ones((1, 1, 128, 128), dtype=torch.float16, device="cuda") for _ in range(4))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = sdpa(*leaves)
+    return {
+        ("q + k", "torch"): lambda: q + k,
+        (SDPA, "torch"): lambda: sdpa(q, k, v),
+        (f"{SDPA}, backward", "torch"): lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True),
+    }
+
+
+def ours() -> Calls:
+    """Calls of `fl.attention`, of `fl.attention_backward`, and of a plan."""
+    p, found = Problem(**SIZES), dict[tuple[str, str], Callable[[], object]]()
+    plan = fl.plan("flash2", p)
+    forward, backward = (CATALOGUE[name].operation.draw(p) for name in ("flash2", "flash2_backward"))
+    for kind, device in (("cupy", None), ("torch", "cuda")):
+        x, y = ({name: from_numpy(x, kind, device) for name, x in each.items()} for each in (forward, backward))
+        out = fl.attention(**x)
+        found["fl.attention", kind] = partial(fl.attention, **x)
+        found["fl.attention_backward", kind] = partial(fl.attention_backward, **y)
+        found["plan.run", kind] = partial(plan.run, x)
+        for algorithm in CALLED:
+            found[algorithm, kind] = partial(fl.attention, **x, algorithm=algorithm, out=out)
+    return found
+
+
+def served(cupy: Any) -> Calls:
+    """Calls of `plan.run` with `out=`."""
+    return {(f"{name}, plan.run", "cupy"): run_of(name, cupy) for name in SERVED}
 
 
 def run_of(name: str, cupy: Any) -> Callable[[], object]:
@@ -95,7 +124,7 @@ class Row(Data):
 
 
 class Overhead(Data):
-    """Medians of `calls` calls."""
+    """Medians of `calls` calls each."""
 
     calls: int
     rows: tuple[Row, ...]
@@ -108,9 +137,13 @@ def headline(data: Overhead) -> str:
 
 
 def table(data: Overhead) -> str:
-    """A Markdown table with one row per algorithm and framework."""
-    rows = [(row.algorithm, row.framework, f"{row.microseconds:.1f}") for row in data.rows]
-    return markdown_table(("algorithm", "arrays", "µs per call"), rows)
+    """A Markdown table with one row per call; its time also relative to torch's forward pass, where that was timed."""
+    beside = next((row.microseconds for row in data.rows if row.algorithm == SDPA), None)
+    rows = [
+        (row.algorithm, row.framework, f"{row.microseconds:.1f}", f"{row.microseconds / beside:.2f}" if beside else "–")
+        for row in data.rows
+    ]
+    return markdown_table(("call", "arrays", "µs per call", f"relative to {SDPA}"), rows)
 
 
 KIND = Kind(
@@ -138,6 +171,5 @@ def main(words: Sequence[str]) -> None:
         folder=given.out,
         replace=given.force,
     )
-    for row in found:
-        print(f"{row['algorithm']}, {row['framework']}: {row['microseconds']:.1f} µs")
+    print(table(Overhead(calls=CALLS, rows=tuple(Row(**row) for row in found))))
     print(path)

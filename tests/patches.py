@@ -67,7 +67,5 @@ def _regions(text: str, step: str) -> Iterator[tuple[int, int]]:
 
 def _pattern(code: str) -> re.Pattern[str]:
     """The same tokens with any white space between them: none is cut in two."""
-    parts = [
-        rf"\b{token}\b" if token[0].isalnum() or token[0] == "_" else re.escape(token) for token in tokens(code)
-    ]
+    parts = [rf"\b{token}\b" if token[0].isalnum() or token[0] == "_" else re.escape(token) for token in tokens(code)]
     return re.compile(r"\s*".join(parts))

@@ -20,7 +20,7 @@ import flashlab
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flashlab", "simulator", "kernels_cu")
-PLUGIN = "_flashlab_pytest.py"
+OUTSIDE = ("_flashlab_pytest.py",)
 """pytest's plugin: outside of the packages, since pytest imports it at each start."""
 pytestmark = pytest.mark.xdist_group("packaging")  # builds and environments are made once
 
@@ -80,14 +80,14 @@ def checkout() -> set[str]:
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    } | {PLUGIN}
+    } | {*OUTSIDE}
 
 
-def test_wheel_carries_exactly_the_packages_and_the_plugin(archives: dict[str, Path]):
+def test_wheel_carries_exactly_the_packages_and_what_lies_outside(archives: dict[str, Path]):
     with zipfile.ZipFile(archives["wheel"]) as wheel:
         names = set(wheel.namelist())
     info = f"flashlab_attention-{flashlab.__version__}.dist-info"
-    assert {name.split("/")[0] for name in names} == {*PACKAGES, PLUGIN, info}
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, *OUTSIDE, info}
     assert NOTEBOOKS and {name for name in names if not name.startswith(info)} == checkout() | NOTEBOOKS
     assert f"{info}/licenses/LICENSE" in names
 
@@ -95,7 +95,7 @@ def test_wheel_carries_exactly_the_packages_and_the_plugin(archives: dict[str, P
 def test_sdist_carries_the_same_and_its_tests_and_pages(archives: dict[str, Path]):
     with tarfile.open(archives["sdist"]) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
-    assert {name for name in names if name.split("/")[0] in (*PACKAGES, PLUGIN)} == checkout()
+    assert {name for name in names if name.split("/")[0] in (*PACKAGES, *OUTSIDE)} == checkout()
     committed = run("git", "ls-files", *TOLD, cwd=ROOT).split() if (ROOT / ".git").exists() else []
     assert names >= set(committed)
     assert {name for name in names if "/" not in name} - set(TOLD) - set(PACKAGES) == {
@@ -109,7 +109,7 @@ def test_sdist_carries_the_same_and_its_tests_and_pages(archives: dict[str, Path
         "hatch_build.py",
         "pyproject.toml",
         ".gitignore",
-        PLUGIN,
+        *OUTSIDE,
     }
 
 

@@ -206,7 +206,23 @@ def test_a_lesson_can_be_taken(name: str, site: Path):
     text = (site / "lessons" / f"{name}.html").read_text(encoding="utf-8")
     (link,) = re.findall(rf'href="(\.\./_downloads/[0-9a-f]+/{name}\.ipynb)"', text)
     taken = nbformat.read(site / "lessons" / link, as_version=4)
-    assert taken == nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    kept = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    assert [cell.source for cell in taken.cells] == [cell.source for cell in kept.cells]
+    assert not any(cell.get("outputs") for cell in taken.cells)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+def test_what_a_question_asks_for_is_folded(name: str, site: Path):
+    """Up to the next section, and nothing else is."""
+    cells, asked, due = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells, False, 0
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            asked &= not re.search(r"(?m)^## ", cell.source)
+        elif not cell.source.startswith("%%writefile"):
+            due += asked and bool(cell.outputs)
+            asked |= cell.source.startswith("fl.predict(")
+    text = (site / "lessons" / f"{name}.html").read_text(encoding="utf-8")
+    assert text.count("Predict first; then show what this gives") == due > 0
 
 
 @pytest.mark.parametrize(

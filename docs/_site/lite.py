@@ -12,13 +12,14 @@ import nbformat
 from nbformat.v4 import new_code_cell
 
 from docs._site.pages import IN_THE_BROWSER, NOTEBOOKS
+from flashlab.lessons.notebooks import text_without_outputs
 
 INSTALL = "%pip install --quiet flashlab-attention  # from this site, with what it needs from Pyodide"
 
 
 def text(path: Path) -> str:
     """A lesson's notebook for Pyodide's kernel, with the cell that installs the library in front of the others."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.reads(text_without_outputs(path), as_version=4)
     notebook.metadata["kernelspec"] = {"name": "python", "display_name": "Python (Pyodide)", "language": "python"}
     notebook.cells.insert(0, new_code_cell(INSTALL, id="install"))
     return nbformat.writes(notebook, indent=1) + "\n"

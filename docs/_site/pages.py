@@ -28,6 +28,7 @@ from docs._site import commands, race
 from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, claim, schemas
 from flashlab import Player
+from flashlab.lessons.notebooks import text_without_outputs
 from flashlab.lessons.show import TABLE, Shown
 from flashlab.measure import results
 
@@ -67,6 +68,8 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = 0
     notebook.cells = [file_shown(this) for this in notebook.cells]
+    fold(notebook.cells)
+    yield f"taken/{path.name}", text_without_outputs(path)
     for this in notebook.cells:
         if this.cell_type != "code":
             this["source"] = this.source.replace("](../docs/", "](../")  # the page lies in docs/lessons
@@ -85,10 +88,22 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
     yield path.name, nbformat.writes(notebook, indent=1)
 
 
+def fold(cells: Iterable[NotebookNode]) -> None:
+    """Fold what cells give from a question on up to the next section: a reader is to predict first."""
+    asked = False
+    for this in cells:
+        if this.cell_type == "code":
+            if asked:
+                this.metadata["tags"] = ["hide-output"]
+            asked |= "fl.predict(" in this.source
+        else:
+            asked &= not re.search(r"(?m)^## ", this.source)
+
+
 def taken(name: str, repository: str) -> str:
     """How a reader comes to run this lesson: its file, the command that opens all, and a click where there is a repository."""
     said = (
-        f"*Run it yourself: {{download}}`this notebook <../../notebooks/{name}>`, or all of them with `flashlab lessons` "
+        f"*Run it yourself: {{download}}`this notebook <taken/{name}>`, or all of them with `flashlab lessons` "
         "([install](../install.md))"
     )
     if name in IN_THE_BROWSER:

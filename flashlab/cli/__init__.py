@@ -10,12 +10,16 @@ import io
 import signal
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from flashlab import command
 from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, lessons, time
+from flashlab.files import printable
+from flashlab.views import tables
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -33,7 +37,7 @@ class _OneLineErrors(TyperGroup):
             text = _explained(error)
             if text is None:
                 raise
-            print("flashlab:", " ".join(text.split()), file=sys.stderr, flush=True)
+            print("flashlab:", printable(" ".join(text.split())), file=sys.stderr, flush=True)
             status = 2
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -45,13 +49,22 @@ def _explained(error: Exception) -> str | None:
     if isinstance(error, MemoryError):
         return f"not enough memory here: {error or 'try a smaller problem'}"
     if isinstance(error, OSError):
-        return f"{error.filename or 'input or output'}: {error.strerror or error}"
+        return f"{error.filename or _unnamed()}: {error.strerror or error}"
     if isinstance(error, typer.Abort):
         return "interrupted"
     if format_message := getattr(error, "format_message", None):  # typer's own errors, in any of its versions
         context = getattr(error, "ctx", None)
         return f"{format_message()} (see {context.command_path if context else 'flashlab'} --help)"
     return None
+
+
+def _unnamed() -> str:
+    """What an error of the system's is about that names no file."""
+    try:
+        Path.cwd()
+    except OSError:
+        return "the folder that this runs in is gone"
+    return "input or output"
 
 
 app = typer.Typer(
@@ -109,13 +122,17 @@ def _terminated(*_: object) -> None:
 
 
 def main() -> None:
-    """Run the command line. The installed script `flashlab` calls this."""
+    """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal lacks is shown as ?
+    tables.give_columns()
     warnings.formatwarning = _warning
     signal.signal(signal.SIGTERM, _terminated)
     try:
+        command.loaded()
         app(prog_name="flashlab")
     except Terminated:
         sys.exit(143)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -347,7 +347,8 @@ def verify(
     time_limit: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which one call is stopped; 0: never. Default 60 for a kernel of a .cu file, 300 for a function."
+            help="Seconds after which one call is stopped, of processor time while it works; 0: never. Default 60 for a kernel "
+            "of a .cu file, 300 for a function."
         ),
     ] = None,
     format: Annotated[

@@ -91,7 +91,10 @@ def compare(
 ) -> None:
     """Algorithms side by side: by formula or, on real data, with the error against naive attention."""
     import flashlab as fl
+    from flashlab.files import check_folder
 
+    if out is not None:
+        check_folder(out, argument="--out")
     targets = [options.algorithm(name) for name in algorithms] if algorithms else None
     keywords: dict[str, Any] = {"algorithms": targets, "backward": backward, **run.keywords()}
     keywords["progress"] = progress.track("algorithms")
@@ -198,11 +201,8 @@ def simulate(
     operation = get(target).operation
     posed = operation.problem(data, **problem.masks(causal))
     scores = posed.batch * posed.heads * posed.len_q * posed.len_kv
-    if "q" in data and scores > _MANY_SCORES:
-        output.remark(
-            f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
-        )
-    with progress.busy("simulating"):
+    slow = f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
+    with progress.busy("simulating"), progress.remark(slow if "q" in data and scores > _MANY_SCORES else ""):
         found = fl.simulate(target, **data, **problem.masks(causal), **run.keywords(operation))
         error, said = _error_of(operation, found, data)
     if out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from flashlab.cli.options import Force, Json, ProblemOptions, RunOptions
 from flashlab.views import progress, tables
 from simulator import catalogue
 from simulator.errors import UsageError, unknown
+from simulator.memory import check_memory
 
 if TYPE_CHECKING:
     from flashlab.emulator import Launched
@@ -297,6 +299,8 @@ def _value(name: str, text: str) -> Any:
         dtype, shape = numpy_dtype(match[1]), tuple(int(n) for n in re.split("[,x]", match[2]))
     except (TypeError, ValueError):
         raise UsageError(name, text, accepted) from None
+    made = 0 if match[3] in ("out", "zeros") else 8  # what is drawn or filled is wide first
+    check_memory(f"{name}, {text}", math.prod(shape) * (dtype.itemsize + made))
     if match[3] == "out":
         return Empty(shape, match[1])
     if match[3] == "zeros":

@@ -26,7 +26,7 @@ def lessons(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Copy the lessons' notebooks into a folder, and open the first in JupyterLab. Nothing is overwritten."""
+    """Copy the lessons' notebooks into a folder, without outputs, and open the first in JupyterLab. Nothing is overwritten."""
     from flashlab.lessons import notebooks
 
     with options.spelled(folder="FOLDER"):
@@ -39,8 +39,12 @@ def lessons(
     if not opened:
         return
     if importlib.util.find_spec("jupyterlab") is None:
-        tables.line("to open them: pip install 'flashlab-attention[lab]', or any editor of notebooks")
+        checkout = (notebooks.originals()[0].parents[1] / "Makefile").is_file()
+        how = "make lab, where you have the source" if checkout else "pip install 'flashlab-attention[lab]'"
+        tables.line(f"to open them: {how}, or any editor of notebooks")
         return
     sys.stdout.flush()
-    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # Jupyter refuses it unless told
+    # As root Jupyter refuses to run unless told, since whoever reaches its port is root then. It listens on this machine alone,
+    # and asks for a token.
+    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     raise typer.Exit(subprocess.run([sys.executable, "-m", "jupyterlab", *root, str(found.first)]).returncode)

@@ -298,8 +298,10 @@ def values(option: str, text: str | None, convert: Callable[[str], T]) -> list[T
 def algorithm(text: str) -> str | Program:
     """An algorithm's name, or a tile program."""
     from simulator import Program
+    from simulator.misuse import undecorated
 
     found = target(text)
+    undecorated(found)
     if not isinstance(found, str | Program):
         raise UsageError("algorithm", text, "a tile program, as @flashlab.program makes them")
     return found

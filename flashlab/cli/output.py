@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from flashlab.files import plain
+from flashlab.files import plain, printable
 
 SCHEMA = 1
 """The version of the JSON documents. It rises when a key changes its meaning or is removed."""
@@ -21,4 +21,4 @@ def document(content: Mapping[str, Any]) -> None:
 
 def remark(text: str) -> None:
     """Print a line about the run, rather than its result, to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

@@ -18,6 +18,11 @@ MEMORY = 64 << 30
 _SLACK = 60.0
 """Seconds beside the launch: it is run up to three times more, and compiled, for a local variable that nobody set."""
 
+_NOWHERE: Mapping[str, Any] = {
+    "line": None, "via": (), "step": "", "block": (0, 0, 0), "thread": None, "space": "", "tensor": "", "offset": 0,
+    "bytes": 0, "times": 1,
+}  # fmt: skip
+
 
 def patience(time_limit: float) -> float:
     """How long a launch with a limit of time may take in all; 0 is no limit."""
@@ -27,28 +32,17 @@ def patience(time_limit: float) -> float:
 def emulate_apart(path: Path | str, arguments: Mapping[str, Any], **given: Any) -> FileRun:
     """What `emulate_file` does with the same arguments, in a child process with limits of time and memory.
 
-    If the child dies, that is a finding of the kind "crash" without a line. What the kernel prints is printed when it
-    has ended. Raises what `emulate_file` raises.
+    If the child dies, that is a finding of the kind "crash" without a line; if it took too long, of the kind "time limit". What
+    the kernel prints is printed when it has ended. Raises what `emulate_file` raises.
     """
     seconds = patience(given.get("time_limit", 60))
     try:
         answer = call_apart(emulate_file, path, dict(arguments), seconds=seconds, memory=MEMORY, **given)
     except Ended as ended:
         print(ended.printed, end="")
-        return _crashed(str(given.get("kernel") or Path(path).name), str(ended))
+        kind, what = ("time limit", str(ended)) if ended.late else ("crash", f"the kernel's code ended it: {ended}")
+        finding = Finding(kind, what, **_NOWHERE)
+        name = str(given.get("kernel") or Path(path).name)
+        return FileRun({}, Launched(name, (), (finding,), 0, 0, 0, 0, stopped=True), {})
     print(answer.printed, end="")
     return cast(FileRun, answer.value)
-
-
-def _crashed(kernel: str, message: str) -> FileRun:
-    nowhere: Any = {
-        "line": None,
-        "via": (),
-        "step": "",
-        "block": (0, 0, 0),
-        "thread": (0, 0, 0),
-        "space": "",
-        "tensor": "",
-    }
-    finding = Finding("crash", f"the kernel's code ended it: {message}", **nowhere, offset=0, bytes=0, times=1)
-    return FileRun({}, Launched(kernel, (), (finding,), 0, 0, 0, 0, stopped=True), {})

@@ -78,7 +78,10 @@ class Finding:
     other_at: Line | None = None
 
     def __str__(self) -> str:
-        if self.kind in _OF_ALL:
+        nowhere = (
+            self.kind == "time limit" and self.line is None and self.thread is None
+        )  # of a process that took too long
+        if self.kind in _OF_ALL or nowhere:
             return f"{self.kind}: {self.message}"
         where = _where(self.at, self.line) + (f", step {self.step}" if self.step else "")
         element = self.index or f", byte {self.offset:,}"

@@ -23,7 +23,7 @@ from flashlab.emulator import launches, reach, scan
 from flashlab.emulator.launches import Launch
 from flashlab.emulator.ptx import PtxError, translated
 from flashlab.emulator.scan import Lines, Piece, Tokens
-from simulator.errors import UsageError, unknown
+from simulator.errors import Unavailable, UsageError, unknown
 
 __all__ = [
     "BuildError",
@@ -52,6 +52,10 @@ _STUBS = (  # headers of hosts' libraries whose types stand in kernels' signatur
     (re.compile(r"(torch|ATen|c10)/"), "torch_names.h"),
     (re.compile(r"cu(blas|dnn|solver|sparse|fft)"), "host_names.h"),
 )
+
+
+_HAS = {"17": "g++ 7", "20": "g++ 10"}
+"""The first that has a standard of C++."""
 
 
 class BuildError(RuntimeError):
@@ -265,7 +269,9 @@ def prepared(path: Path, text: str, command: tuple[str, ...], asked: tuple[str, 
     whole = f'#line 1 {_quoted(path)}\n{marked}\n#line 1 "{_DOORS}"\n{doors}'
     made = _split(path, f'#include "cuda.h"\n{whole}', command)
     if not _ASM.isdisjoint(made.tokens.words):
-        return _split(path, f'#include "cuda.h"\n#include "ptx.h"\n{whole}', command)
+        made = _split(path, f'#include "cuda.h"\n#include "ptx.h"\n{whole}', command)
+    if len(made.asked) != len(asked):  # a name has a semicolon in it, and was more than one
+        raise BuildError(f"{path.name} doesn't compile: no kernel can be reached by that name: {', '.join(asked)}")
     return made
 
 
@@ -327,6 +333,11 @@ def _preprocessed(path: Path, text: str, command: Sequence[str]) -> tuple[str, t
                     missing[name] = None
                     stub.parent.mkdir(parents=True, exist_ok=True)
                     stub.write_text("".join(f'#include "{own}"\n' for pattern, own in _STUBS if pattern.match(name)))
+    if re.search(r"unrecognized .*-std=|invalid value .*-std=", said):
+        n = re.sub(r"\D", "", command[1])
+        raise Unavailable(
+            f"{command[0]} has no C++{n}, which the emulator needs: {_HAS[n]} or newer, or CXX names another"
+        )
     rows = [row for row in said.splitlines() if "error" in row][:_MOST_LINES]
     raise BuildError("\n".join([f"{path.name} can't be preprocessed:", *rows]).replace(f"{path.parent}{os.sep}", ""))
 

@@ -96,6 +96,8 @@ def reset(library: Library, values: Mapping[str, Any]) -> None:
     """Give every variable what the source gives it, and those of `values` their own."""
     known = symbols_of(library)
     for name in values:
+        if not known:
+            raise UsageError("symbol", name, "none: the file has no __constant__ or __device__ variable")
         if name not in known:
             raise unknown("symbol", name, known)
     for name, symbol in known.items():

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ SCHEMA = 1
 """The version of the baselines. It rises when a key changes its meaning."""
 WHATS = ("hbm.read", "hbm.write", "hbm.atomic", "sram.read", "sram.write")
 _ADAPTER = frozenset(field.name for field in fields(Adapter)) - {"fn"}
+_OPTIONS = [name for name in signature(verify).parameters if name not in ("target", "launch")]
 
 Moved = dict[str, dict[str, dict[str, int]]]
 """Bytes by launch, what ("hbm.read") and tensor."""
@@ -46,6 +48,9 @@ def verify_attention(fn: Any, **options: Any) -> Report:
     """
     __tracebackhide__ = True
     if callable(fn) and not isinstance(fn, Adapter | Program):
+        known = [*sorted(_ADAPTER), *_OPTIONS]
+        for name in options.keys() - known:
+            raise unknown("keyword", name, known)
         conventions = {name: options.pop(name) for name in _ADAPTER & options.keys()}
         fn = Adapter(fn, **conventions)
     report = verify(fn, **options)
@@ -65,6 +70,8 @@ def assert_bytes(run: Any, *, at_most: Mapping[str, int] | None = None, **exactl
     >>> assert_bytes(c, hbm_read=81920, at_most={"hbm_write": 20_000})
     """
     __tracebackhide__ = True
+    if not isinstance(at_most, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("at_most", at_most, "a dictionary of bytes, as in {'hbm_write': 8192}")
     moved, budgets = bytes_of(run), dict(at_most or {})
     totals = Counter[str]()
     for launch in moved.values():
@@ -73,7 +80,7 @@ def assert_bytes(run: Any, *, at_most: Mapping[str, int] | None = None, **exactl
     wrong: list[str] = []
     for sign, wanted in (("=", exactly), ("<=", budgets)):
         for name, limit in wanted.items():
-            what = name.replace("_", ".", 1)
+            what = str(name).replace("_", ".", 1)
             if what not in WHATS:
                 raise unknown("what", name, [each.replace(".", "_") for each in WHATS])
             if isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -10,10 +10,10 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any, Unpack
 
-from flashlab.run.backward import attention_backward, one_order
+from flashlab.run.backward import attention_backward
 from flashlab.run.call import attention as attention_forward
+from flashlab.run.choose import elsewhere, one_order
 from flashlab.run.host import check_no_tangent, no_tangent, refused
-from flashlab.run.plan import elsewhere
 from flashlab.run.randomness import state_of
 from simulator import catalogue
 from simulator.devices import DEVICES, Device
@@ -206,7 +206,7 @@ def _forward(
 
 def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: bool) -> None:
     """Raises `UsageError` where no backward pass takes the problem, or a gradient of what it has none for is wanted."""
-    row = catalogue.get(one_order("auto") if deterministic else elsewhere("auto", BACKWARD))
+    row = catalogue.get(one_order("auto", BACKWARD) if deterministic else elsewhere("auto", BACKWARD))
     for name, x in given.items():
         known = any(FIELDS[feature].operand == name for feature in row.support.masks)
         if (x.requires_grad and name != "sinks") or not known:
@@ -276,17 +276,19 @@ def _operator(name: str, function: Any, schema: str, shapes: Any, keep: Any, dif
     made.register_fake(shapes)
     made.register_autograd(differentiate, setup_context=keep)
     operator = getattr(torch.ops.flashlab, name)
-    methods = {
-        "forward": lambda *x: operator(*x),
-        "setup_context": keep,
-        "backward": differentiate,
-        "jvp": _never_forward,
-    }
-    static = {method: staticmethod(each) for method, each in methods.items()}
-    transformed = type(name, (torch.autograd.Function,), static | {"generate_vmap_rule": True})
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(keep)
+        backward = staticmethod(differentiate)
+        jvp = staticmethod(_never_forward)
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return operator(*inputs)
 
     def call(*inputs: Any) -> Any:
-        return (transformed.apply if torch._C._are_functorch_transforms_active() else operator)(*inputs)
+        return (Transformed.apply if torch._C._are_functorch_transforms_active() else operator)(*inputs)
 
     return call
 

@@ -12,7 +12,6 @@ import os
 import pickle
 import random
 import sys
-import tempfile
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,16 +24,19 @@ import numpy as np
 from flashlab.lessons import record
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
+from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.rules import Did
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Place, Verdict, unended
 from flashlab.lessons.watch import REGISTERS
 from flashlab.process import IN_A_BROWSER, run_child
+from flashlab.scratch import scratch
 from simulator import CATALOGUE, Device, Program, Tile, Trace
 from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown
 
-SECONDS = 20.0
-"""The processor time that a program may take for all its problems together; a correct one takes about one."""
+SECONDS = 5.0
+"""The processor time that a program may take for all its problems together; a correct one takes half a second. By the clock it
+is `PATIENCE` times as long, and so long a reader waits for an endless loop at most."""
 CHILD = "flashlab.lessons.child"
 _DAY = 86_400
 
@@ -160,8 +162,7 @@ def fresh() -> random.Random:
 def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
     cases = exercise.cases(fresh())
     file = program.body.__code__.co_filename
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         try:
             (folder / "job.pickle").write_bytes(_job(program, exercise, cases, seconds))
         except Exception as error:  # a program that holds an open file, a lock or the like
@@ -169,9 +170,10 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
             return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
         outcome = run_child(folder, PATIENCE * seconds, CHILD)
         if outcome.kind == "no end":
-            return unended(exercise.name, outcome.message, seconds, outcome.printed)
+            message = f"{outcome.message}{_at(_line_of_hang(folder, file), file)}"
+            return unended(exercise.name, message, seconds, outcome.printed)
         if outcome.kind == "hang":
-            message = f"{outcome.message} after {seconds:g} seconds{_at(_line_of_hang(folder, file), file)}"
+            message = f"{outcome.message} after {seconds:g} seconds of work{_at(_line_of_hang(folder, file), file)}"
             return Verdict(exercise.name, "hang", message, printed=outcome.printed)
         if outcome.kind != "done":
             return Verdict(exercise.name, outcome.kind, outcome.message, printed=outcome.printed)
@@ -193,6 +195,8 @@ def _failed(exercise: Exercise, case: Case, folder: Path, file: str, printed: st
     """A case that did not come to its end."""
     error = _read(folder / "error.json")
     message = f"{error['message']}{_at(error['line'], file)} (on {_said(case)})"
+    if case.own_tile and error["tile"]:
+        message += f": {_which(error['tile'], exercise, case)}"
     return Verdict(exercise.name, error["kind"], message, printed=printed)
 
 
@@ -217,6 +221,9 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
         return replace(passed, kind="numbers", message=found[1], afterwards="", place=found[0])
     lines = tuple(replace(line, right=True) for line in lines)
     passed = replace(passed, budget=lines)
+    if case.own_tile and result["tile"] != str(case.tile):
+        message = f"tile {result['tile']} on {_said(case)}: {_which(result['tile'], exercise, case)}"
+        return replace(passed, kind="asked", message=message, afterwards="")
     if off := [line for line in lines if not line.equal]:
         first = off[0]
         where = "" if first.level == "HBM" else " (SRAM)"
@@ -225,9 +232,6 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
             said = "too few, and yet the numbers are right: it used data that it never loaded"
         message = f"{first.tensor} {first.way}{where}: {first.moved:,} bytes, the budget is {first.budget:,}: {said}"
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
-    if case.own_tile and result["tile"] != str(case.tile):
-        message = f"tile {result['tile']} on {_said(case)}: {_which(result['tile'], case)} is not the right one"
-        return replace(passed, kind="asked", message=message, afterwards="")
     if message := _computed_elsewhere(result, budget):
         return replace(passed, kind="arithmetic", message=message, afterwards="")
     for kind, message in result["remarks"].items():
@@ -262,9 +266,13 @@ def _sram_lines(moved: Mapping[str, list[int]], budget: Mapping[str, tuple[int, 
     )
 
 
-def _which(tile: str, case: Case) -> str:
-    """The first side of a tile that the learner chose otherwise."""
-    return "Br" if Tile.parse(tile).rows != case.tile.rows else "Bc"
+def _which(tile: str, exercise: Exercise, case: Case) -> str:
+    """The side of a tile that the learner chose otherwise, and the slip or slips that it looks like."""
+    mine, due = Tile.parse(tile), case.tile
+    slips = exercise.tile_slips(case.problem, Device.named(case.device))
+    slip = " (or: ".join(what for what, wrong in slips.items() if mine == wrong != due)
+    which = f"{'Bc' if mine.rows == due.rows else 'Br'} is not the right one"
+    return f"{which}: {slip}{')' * slip.count('(or: ')}" if slip else which
 
 
 def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
@@ -300,9 +308,8 @@ def _first_wrong_tile(
     if steady and abs(np.median(quotients) - 1) > 0.02:
         ratio = f"; the whole tile is {np.median(quotients):.4g} times what it should be"
     element = f"[{i * rows + r}, {j * cols + c}]"
-    return Place(
-        b, h, i, j
-    ), f"{where}: the worst element, {element}, is {tile[r, c]:.5g} and should be {due[r, c]:.5g}{ratio}"
+    yours, right = told_apart(tile[r, c], due[r, c])
+    return Place(b, h, i, j), f"{where}: the worst element, {element}, is {yours} and should be {right}{ratio}"
 
 
 def _wrong_lse(case: Case, truth: Truth, saved: Path) -> tuple[Place, str] | None:
@@ -316,13 +323,18 @@ def _wrong_lse(case: Case, truth: Truth, saved: Path) -> tuple[Place, str] | Non
     assert truth.lse is not None
     b, h, row = (int(n) for n in np.argwhere(wrong)[0])
     i = row // case.tile.rows
-    yours, due = f"{lse[b, h, row]:.5g}", f"{truth.lse[b, h, row]:.5g}"
+    assert truth.lse_tolerance is not None
+    yours, due = told_apart(lse[b, h, row], truth.lse[b, h, row])
     where = f"lse, row tile {i} of batch {b}, head {h}, on {_said(case)}"
-    return Place(b, h, i), f"{where}: row {row} is {yours} and should be {due}"
+    return Place(
+        b, h, i
+    ), f"{where}: row {row} is {yours} and should be {due}, give or take {truth.lse_tolerance[b, h, row]:.1g}"
 
 
 TUTORED = ("numbers", "bytes", "out of bounds", "crash")
 """The kinds of verdicts that the first difference from the solution explains."""
+OWN_WORDS = ("NameError", "UnboundLocalError", "TypeError", "AttributeError", "SyntaxError")
+"""What Python says of these is all that there is to say: how far the program came explains nothing."""
 
 
 def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case) -> Verdict:
@@ -330,10 +342,9 @@ def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case)
 
     Where the learner has to choose the tile there is nothing to run in step.
     """
-    if verdict.kind not in TUTORED or case.own_tile:
+    if verdict.kind not in TUTORED or case.own_tile or verdict.message.startswith(OWN_WORDS):
         return verdict
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         (folder / "job.pickle").write_bytes(
             _job(program, exercise, [case], SECONDS, verdict.place[:2], values=verdict.kind != "bytes")
         )

@@ -23,6 +23,7 @@ import numpy as np
 from flashlab.lessons.exercise import Case
 from flashlab.lessons.tutor import compare
 from flashlab.lessons.watch import OutOfBounds, Shortcut, WatchedMachine
+from flashlab.process import end_with_parent
 from simulator import Device, HbmTensor, Program, SramOverflow
 from simulator.dtypes import Array
 
@@ -34,6 +35,7 @@ DISK = 256 << 20
 
 def main(folder: Path) -> None:
     """The whole of the process."""
+    end_with_parent()
     _limit()
     job = _job(folder)
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
@@ -88,7 +90,11 @@ def run(program: Program, case: Case) -> dict[str, Any]:
     config = program.configure(problem, device, None if case.own_tile else case.tile)
     data = dict(zip("qkv", case.inputs(), strict=True))
     machine = WatchedMachine(program.name, program.operation, problem, config, device, data=data)
-    result: Any = program(machine, *machine.inputs, problem, config.tile)
+    try:
+        result: Any = program(machine, *machine.inputs, problem, config.tile)
+    except SramOverflow as error:
+        error.add_note(str(config.tile))  # which its verdict is about, where the program has to choose it
+        raise
     out = cast(object, result[0] if type(result) is tuple and result else result)
     if not isinstance(out, HbmTensor) or out.name not in machine.outputs:
         raise Shortcut(
@@ -135,7 +141,8 @@ def explain(error: BaseException, file: str) -> dict[str, Any]:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if isinstance(error, SyntaxError) and error.filename == file:
         lines = [error.lineno]
-    return {"kind": kind, "message": message, "line": lines[-1] if lines else None}
+    tile = next(iter(getattr(error, "__notes__", [])), None) if kind == "sram" else None
+    return {"kind": kind, "message": message, "line": lines[-1] if lines else None, "tile": tile}
 
 
 def _named(thing: object) -> str:

@@ -14,12 +14,16 @@ from random import Random
 import numpy as np
 
 from flashlab.lessons.rules import Rule
-from simulator import Counts, Problem, Tile, random_inputs
+from simulator import Counts, Device, Problem, Tile, random_inputs
 from simulator.dtypes import Array
 
 MARK = "# solution"
 Level = tuple[float, float]
 """What is added to the scores: to those of the first key, and to those of the last."""
+FAR: Level = (-13000.0, -12000.0)
+"""Below any -10⁴ that stands for −∞, and rising."""
+APART, SCALE = 400.0, 0.3
+"""So far apart that the exponential of the one is 0 beside the other; and a scale that no head dim has by itself."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class Case:
 
     `shift` is added to the elements of q, for exercises in which q holds the scores, and `level` to the scores q kᵀ: so
     much at the first key, so much at the last, and evenly in between. Far below 0 a maximum that starts at 0 is wrong. Far
-    above 0 exponentials without a maximum overflow, and where the level falls the maximum must be that of all tiles. With
+    above 0 exponentials without a maximum overflow, and where the level falls the maximum must be that of all tiles. Where it
+    rises, a key that a mask hides has a higher score than those that are seen. `apart` is taken from the scores of every other
+    query: the maximum of a tile is not that of its rows. With `blanks` every seventh column of q, k and v is 0. With
     `own_tile` the program has to choose the tile by itself, and `tile` is the right choice.
     """
 
@@ -38,25 +44,43 @@ class Case:
     spread: float = 1.0
     shift: Level = (0.0, 0.0)
     level: Level = (0.0, 0.0)
+    apart: float = 0.0
+    blanks: bool = False
     device: str = "h100"
     own_tile: bool = False
 
     def inputs(self) -> tuple[Array, Array, Array]:
         """q, k and v, `(batch, heads, length, …)`."""
         q, k, v = (x * x.dtype.type(self.spread) for x in random_inputs(self.problem, self.seed))
+        if self.blanks:
+            for x in (q, k, v):
+                x[..., ::7] = 0
         if any(self.shift):
-            q = q + np.linspace(*self.shift, q.shape[-1]).astype(q.dtype)
+            q = (q + np.linspace(*self.shift, q.shape[-1]) - self.apart * _every_other(q)[:, None]).astype(q.dtype)
         if any(self.level):
-            q, k = levelled(q, k, self.problem.scale, self.level)
+            q, k = levelled(q, k, self.problem.scale, self.level, self.apart)
         return q, k, v
 
 
-def levelled(q: Array, k: Array, scale: float, level: Level) -> tuple[Array, Array]:
-    """q and k with another first column, which adds the level to the scores."""
+def far(problem: Problem, tile: Tile, draw: Random) -> Case:
+    """A case at the ends of what scores may be: `FAR`, with rows `APART`, and with a scale that isn't 1 / sqrt(d)."""
+    return Case(problem.replace(scale=SCALE), tile, draw.getrandbits(32), level=FAR, apart=APART)
+
+
+def levelled(q: Array, k: Array, scale: float, level: Level, apart: float = 0.0) -> tuple[Array, Array]:
+    """q and k with other first columns, which add the level to the scores, and take `apart` from those of every other query."""
     q, k = q.copy(), k.copy()
     q[..., 0] = np.sqrt(max(map(abs, level)) / scale)
     k[..., 0] = np.linspace(*level, k.shape[-2]) / (scale * q[0, 0, 0, 0].astype(np.float64))
+    if apart:
+        k[..., 1] = np.sqrt(apart / scale)
+        q[..., 1] = -apart * _every_other(q) / (scale * k[0, 0, 0, 1].astype(np.float64))
     return q, k
+
+
+def _every_other(q: Array) -> Array:
+    """0 and 1 by turns, one for each query."""
+    return np.resize(np.array([0, 1]), q.shape[-2])
 
 
 @dataclass(frozen=True)
@@ -120,6 +144,8 @@ class Exercise:
     afterwards: str
     slips: Mapping[str, str] = field(default_factory=dict[str, str])
     """What it usually means when a tensor's bytes are off: by tensor."""
+    tile_slips: Callable[[Problem, Device], Mapping[str, Tile]] = lambda problem, device: {}
+    """Where the program has to choose the tile: the wrong ones that people arrive at, by what they did."""
     out_tile: Callable[[Case], tuple[int, int]] | None = None
     rules: tuple[Rule, ...] = ()
     """What the task asks of the order of things, where neither numbers nor bytes tell."""

@@ -20,6 +20,7 @@ import kernels_cu
 from flashlab.emulator import BuildError, Empty, build, emulate_file
 from flashlab.emulator.library import Launched
 from flashlab.lessons.kernel_exercise import Launch
+from flashlab.process import end_with_parent
 from flashlab.run.arrays import cupy
 from simulator import UsageError
 from simulator.dtypes import Array
@@ -30,6 +31,7 @@ MEMORY = 8 << 30
 
 
 def main(folder: Path) -> None:
+    end_with_parent()
     gpu = _gpu()
     _limit(gpu)
     job: dict[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment
@@ -81,11 +83,13 @@ def _shuffled(launched: Launched) -> list[dict[str, Any]]:
     return [row | dict.fromkeys(("instructions", "wavefronts", "ideal"), n)] if (n := launched.shuffles) else []
 
 
-def in_step(path: Path, limit: float, exercise: str, launch: Launch, moved: tuple[str, str] | None) -> dict[str, Any]:
+def in_step(
+    path: Path, limit: float, exercise: str, launch: Launch, moved: tuple[str, str] | None, rounds: bool
+) -> dict[str, Any]:
     """Where a file first differs from the solution of an exercise, as plain data; empty if nothing is found."""
     from flashlab.lessons import catalogue, kernel_tutor  # for a check that fails
 
-    found = kernel_tutor.compare(path, catalogue.KERNEL_EXERCISES[exercise], launch, moved, limit)
+    found = kernel_tutor.compare(path, catalogue.KERNEL_EXERCISES[exercise], launch, moved, limit, rounds=rounds)
     return asdict(found) if found else {}
 
 

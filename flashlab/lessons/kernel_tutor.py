@@ -20,7 +20,7 @@ import numpy as np
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
 from flashlab.lessons.kernel_record import BLOCK, Access, Moment, Record, lines_of_step
 from flashlab.lessons.kernel_told import Told, point, told
-from flashlab.lessons.reasons import reasons, same, worst
+from flashlab.lessons.reasons import form_of, reasons, same, told_apart, worst
 from simulator.dtypes import Array
 
 MOST_BLOCKS = 64
@@ -40,17 +40,22 @@ class Difference:
 
 
 def compare(
-    path: Path, exercise: KernelExercise, launch: Launch, moved: tuple[str, str] | None, seconds: float
-) -> Difference | None:
+    path: Path, exercise: KernelExercise, launch: Launch, moved: tuple[str, str] | None, seconds: float, *,
+    rounds: bool = False,
+) -> Difference | None:  # fmt: skip
     """The first difference between a file and the solution on a launch, or None.
 
-    With `moved`, an array and a way ("read" or "written"), its bytes are compared, else numbers.
+    With `moved`, an array and a way ("read" or "written"), its bytes are compared, else numbers. With `rounds`, only how often
+    they come to each step.
     """
     mine, due = path.read_text(encoding="utf-8"), exercise.solution
     steps = all("// step:" in text for text in (mine, due))
     for block in range(min(int(np.prod(launch.grid)), MOST_BLOCKS)):
         ours, theirs = (told(text, path.parent, exercise, launch, block, steps, seconds) for text in (mine, due))
-        found = first_moved(ours, theirs, *moved) if moved else first_difference(ours, theirs, launch)
+        if rounds:
+            found = once_more(ours, theirs) if steps else None
+        else:
+            found = first_moved(ours, theirs, *moved) if moved else first_difference(ours, theirs, launch)
         if found:
             where = f"block {point(block, launch.grid)}"
             return _with_its_place(found, path.name, ours, where, ours.record.capped or theirs.record.capped)
@@ -120,7 +125,7 @@ def first_difference(mine: Told, due: Told, launch: Launch) -> Difference | None
                 continue
             scope = _scope(item, name, before, {**_loads(due.record, moment), **expected}, launch)
             found = None if _whole(item.expected) else _loaded(mine, due, moment)
-            found = found or _differs(mine, due, moment, own, item, scope, before.get(name))
+            found = found or _differs(mine, due, moment, own, name, item, scope, before.get(name))
             if own in now:
                 return next((late[x] for x in late if BLOCK in known[names[x]]), late.get(name, found))
             late.setdefault(name, found)
@@ -130,8 +135,13 @@ def first_difference(mine: Told, due: Told, launch: Launch) -> Difference | None
             return next(iter(late.values()), found)
     if late:
         return next(iter(late.values()))
+    return None if own_way else once_more(mine, due)
+
+
+def once_more(mine: Told, due: Told) -> Difference | None:
+    """The first moment that the solution has no more."""
     for moment in mine.record.moments:
-        if moment not in due.record.moments and not own_way:
+        if moment not in due.record.moments:
             words = f"{_place(moment, mine.record)}, {_WHERE}: yours comes here once more, and the solution does not"
             return Difference(_loop_line(mine, mine, moment), moment.step, words)
     return None
@@ -254,9 +264,10 @@ def _scope(
 
 
 def _differs(
-    mine: Told, due: Told, moment: Moment, name: str, item: _Item, scope: Mapping[str, Array],
+    mine: Told, due: Told, moment: Moment, name: str, declared_as: str, item: _Item, scope: Mapping[str, Array],
     before: Mapping[int, Array] | None,
 ) -> Difference:  # fmt: skip
+    """How the learner's variable differs from the solution's, which is `declared_as` it is there."""
     row, column = worst(item.actual, item.expected)
     shared = BLOCK in item.threads
     index = np.unravel_index(row * item.expected.shape[1] + column if shared else column, item.extents)
@@ -268,8 +279,8 @@ def _differs(
         thread, line = (store.thread, mine.line_of.get(store.place) or line) if store else (thread, line)
     who = f"{mine.thread(thread)} of {_WHERE}" if thread != BLOCK else _WHERE
     never = bool(_unset(item.actual)[row, column])
-    is_ = "has no value" if never else f"is {item.actual[row, column]:.6g}"
-    values = f"{element} {is_} and should be {item.expected[row, column]:.6g}"
+    yours, right = told_apart(item.actual[row, column], item.expected[row, column])
+    values = f"{element} {'has no value' if never else f'is {yours}'} and should be {right}"
     if mine.record.sizes[name] == 0:
         values = f"{name} doesn't hold what it should"
     held = None
@@ -281,7 +292,9 @@ def _differs(
         why = f"{name} is 0 in all threads"
     elif not (_whole(item.expected) and _whole(item.actual)):
         with np.errstate(all="ignore"):
-            why = next(reasons(name, item.actual, item.expected, scope, held, row, rest=REST), "")
+            step = slice(*(n - 1 for n in lines_of_step(due.source, moment.step)))
+            form = form_of(declared_as, "\n".join(due.source[step]), "\n".join(due.source))
+            why = next(reasons(name, item.actual, item.expected, scope, held, row, rest=REST, form=form), "")
     words = f"{why} ({values})" if why else values
     over = [x for x in due.record.loops.get(moment, {}) if x in mine.record.lines]
     if over and over[-1] not in mine.record.loops.get(moment, {}):  # the learner's loop has ended
@@ -363,9 +376,12 @@ def _outputs(
             i = rows[item.threads[row]][column]
             scope = _scope(item, name, before, _loads(due.record, moment), launch)
             with np.errstate(all="ignore"):
-                why = next(reasons(name, a, e, scope, None, row, rest=REST), "")
+                step = slice(*(n - 1 for n in lines_of_step(due.source, moment.step)))
+                form = form_of(name, "\n".join(due.source[step]), "\n".join(due.source))
+                why = next(reasons(name, a, e, scope, None, row, rest=REST, form=form), "")
             why = why or _elsewhere(name, mine.record.final[name], due.record.final[name])
-            values = f"{_element(due, name, i)} is {a[row, column]:.6g} and should be {e[row, column]:.6g}"
+            yours, right = told_apart(a[row, column], e[row, column])
+            values = f"{_element(due, name, i)} is {yours} and should be {right}"
             access = stored[name, i][0]
             where = f"{_place(moment, due.record)}, {mine.thread(access.thread)} of {_WHERE}"
             words = f"{where}: {why} ({values})" if why else f"{where}: {values}"

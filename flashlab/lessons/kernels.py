@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,13 +19,17 @@ from flashlab.emulator.files import parameters_of
 from flashlab.emulator.scan import Tokens
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
+from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
 from flashlab.process import run_child
+from flashlab.scratch import scratch
 from simulator.dtypes import Array
 
 CHILD = "flashlab.lessons.kernel_child"
 TUTORED = ("numbers", "bytes")
 """The kinds of verdicts that the first difference from the solution explains."""
+ROUNDS = "passes"
+"""The kind that a round too many of a loop explains."""
 UNCHECKED = "bytes and misuse unchecked: that needs a C++ compiler"
 """Said of numbers that no emulator has watched."""
 MORE_TIME = "If this has an end, more seconds= let it come there."
@@ -41,8 +44,7 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
     if refusal:
         return refusal
     launches = exercise.launches(fresh())
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch() as folder:
         job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
         outcome = run_child(folder, PATIENCE * seconds, CHILD)
@@ -77,12 +79,16 @@ def _tutored(
     verdict: Verdict, path: Path, exercise: KernelExercise, launches: Sequence[Launch], seconds: float
 ) -> Verdict:
     """The verdict with the first difference from the solution, on the launch at fault. Without a compiler there is none."""
-    if verdict.kind not in TUTORED or UNCHECKED in verdict.sram:
+    if verdict.kind not in (*TUTORED, ROUNDS) or UNCHECKED in verdict.sram:
         return verdict
     launch = next(launch for launch in launches if launch.said == verdict.problem)
-    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        tutor = {"exercise": exercise.name, "launch": launch, "moved": moved_of(verdict)}
+    with scratch() as folder:
+        tutor = {
+            "exercise": exercise.name,
+            "launch": launch,
+            "moved": moved_of(verdict),
+            "rounds": verdict.kind == ROUNDS,
+        }
         job = {"path": str(path.resolve()), "kernel": exercise.kernel, "tutor": tutor, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
         run_child(folder, PATIENCE * seconds, CHILD)
@@ -258,7 +264,7 @@ def _wrong(name: str, truth: Truth, out: Array, launch: Launch, unwritten: int) 
     place = tuple(int(n) for n in np.argwhere(wrong)[0])
     row = place[-2] if out.ndim > 1 else place[-1]
     tile = f"row tile {row // launch.tile}"
-    yours, due = f"{float(out[place]):.5g}", f"{float(truth.out[place]):.5g}"
+    yours, due = told_apart(float(out[place]), float(truth.out[place]))
     never = f"; {unwritten:,} bytes of {name} were never written" if unwritten else ""
     many = f"{int(wrong.sum()):,} of {wrong.size:,} elements are wrong" if wrong.sum() > 1 else "all others are right"
     ratio = ""

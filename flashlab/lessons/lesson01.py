@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, Level, attention_truth
+from flashlab.lessons.exercise import SCALE, Budget, Case, Exercise, Level, attention_truth, far
 from flashlab.lessons.lesson00 import product, tiles
 from flashlab.lessons.prediction import Prediction
 from simulator import DEVICES, Problem, Tile, count
@@ -14,10 +14,13 @@ from simulator.problem import row_bytes
 
 
 def scores_cases(draw: Random) -> list[Case]:
-    """head_dim_v = len_kv, so that out has the shape of S. No tile of k is square, so that a forgotten `.T` is told."""
+    """head_dim_v = len_kv, so that out has the shape of S. No tile of k is square, so that a forgotten `.T` is told.
+
+    One has a scale of its own.
+    """
     first = Problem(batch=1, heads=2, len_q=128, head_dim=64, head_dim_v=128, dtype="float32")
     others: list[Problem] = []
-    for _ in range(3):
+    for scale in (SCALE, None, None):
         keys = draw.randint(33, 150)
         others.append(
             Problem(
@@ -28,6 +31,7 @@ def scores_cases(draw: Random) -> list[Case]:
                 head_dim=draw.choice((24, 40, 64)),
                 head_dim_v=keys,
                 dtype="float32",
+                scale=scale,
             )
         )
     return [Case(p, Tile(64, 32) if p is first else tiles(draw), draw.getrandbits(32)) for p in (first, *others)]
@@ -40,7 +44,8 @@ LEVELS: tuple[Level, ...] = ((0, 0), (-300, -300), (300, -300), (0, 0))
 def attention_cases(draw: Random) -> list[Case]:
     """Attention, causal and not, ragged, with fewer KV heads than heads, and with scores at `LEVELS`.
 
-    There are cases with more keys than queries, and a causal one with fewer: its first queries see no key.
+    There are cases with more keys than queries, and a causal one with fewer: its first queries see no key. The last one is
+    `far`.
     """
     first = Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16")
     shapes: tuple[tuple[DType, bool, tuple[int, int]], ...] = (
@@ -51,9 +56,14 @@ def attention_cases(draw: Random) -> list[Case]:
                 len_kv=n + draw.randint(*more), head_dim=draw.choice((24, 40, 64)), dtype=dtype, causal=causal)
         for dtype, causal, more in shapes
     ]  # fmt: skip
-    return [
+    cases = [
         Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), level=level)
         for p, level in zip((first, *others), LEVELS, strict=True)
+    ]
+    n = draw.randint(40, 90)
+    return [
+        *cases,
+        far(first.replace(len_q=n, len_kv=n + 9, head_dim=24, dtype="float32", causal=True), Tile(32, 32), draw),
     ]
 
 

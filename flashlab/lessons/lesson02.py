@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, Level, Truth, elementwise
+from flashlab.lessons.exercise import APART, FAR, Budget, Case, Exercise, Level, Truth, elementwise
 from flashlab.lessons.lesson00 import UNIT, tiles
 from flashlab.lessons.prediction import Prediction
 from flashlab.lessons.rules import divides_at_the_end
@@ -26,7 +26,7 @@ LONG, TOO_LONG = Tile(64, 64), (1060, 1300)
 
 
 def _rows_cases(draw: Random) -> list[Case]:
-    """Rows of q; the maxima come late in some, early in others. The last ones are too long for a block's registers."""
+    """Rows of q; the maxima come late in some, early in others. The last ones are too long for a block's registers, and `FAR`."""
     first = Problem(batch=1, heads=1, len_q=64, len_kv=0, head_dim=512, head_dim_v=512, dtype="float32")
     others: list[Problem] = []
     for _ in range(3):
@@ -39,12 +39,12 @@ def _rows_cases(draw: Random) -> list[Case]:
             Case(p, Tile(16, 128) if p is first else tiles(draw), draw.getrandbits(32), SPREAD, shift)
             for p, shift in zip((first, *others), SHIFTS, strict=True)
         ),
-        Case(long, LONG, draw.getrandbits(32), SPREAD),
+        Case(long, LONG, draw.getrandbits(32), SPREAD, FAR, apart=APART),
     ]
 
 
 def _mean_cases(draw: Random) -> list[Case]:
-    """Scores q `(rows, keys)` and values v `(keys, dim)`: head_dim = len_kv. The last rows are too long for registers."""
+    """Scores q `(rows, keys)` and values v `(keys, dim)`: head_dim = len_kv. The last rows are as in `_rows_cases`."""
 
     def shape(rows: int, keys: int, dim: int, dtype: DType) -> Problem:
         return Problem(batch=1, heads=2, len_q=rows, len_kv=keys, head_dim=keys, head_dim_v=dim, dtype=dtype)
@@ -60,7 +60,7 @@ def _mean_cases(draw: Random) -> list[Case]:
             Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), 3.0, shift)
             for p, shift in zip((first, *others), SHIFTS, strict=True)
         ),
-        Case(long, LONG, draw.getrandbits(32), 3.0),
+        Case(long, LONG, draw.getrandbits(32), 3.0, FAR, apart=APART),
     ]
 
 
@@ -112,7 +112,8 @@ EXERCISES = (
         name="02.1",
         title="Safe softmax",
         task="The rows of q are longer than a block wants to hold, so it takes them `tile.cols` columns at a time, in three "
-        "passes: the maximum, the sum of the exponentials, the quotient. The check's numbers go up to a few hundred.",
+        "passes: the maximum, the sum of the exponentials, the quotient. The check's numbers go up to a few hundred, and down to "
+        "−13,000.",
         cases=_rows_cases,
         truth=lambda p, q, k, v: elementwise(softmax(q), 2e-5),
         budget=lambda p, tile: _passes(3, p, 2),

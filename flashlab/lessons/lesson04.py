@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted
+from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted, far
 from flashlab.lessons.lesson00 import tiles
 from flashlab.lessons.lesson01 import LEVELS, attention_cases
 from flashlab.lessons.lesson02 import LONG, TOO_LONG
@@ -29,21 +29,26 @@ def _long_cases(draw: Random) -> list[Case]:
 
 
 def _causal_cases(draw: Random) -> list[Case]:
-    """More keys than queries, as many, and fewer: then the first queries see no key at all.
+    """More keys than queries, as many, and fewer: then the first row tile sees no key at all.
 
     In one case the last row tile reaches past the last query by more than a tile of keys: there it tells whether
-    `visible` knows where the queries end.
+    `visible` knows where the queries end. In another the last key that a row tile sees is the first of its tile of keys.
+    The last one is `far`, and its keys fill their tiles where its queries don't.
     """
     first = Problem(batch=1, heads=2, len_q=256, head_dim=64, dtype="float16", causal=True)
     n, ragged = draw.randint(60, 150), 64 * draw.randint(1, 2) + draw.randint(1, 16)
     others = [
         (first.replace(len_q=ragged, len_kv=ragged + draw.randint(1, 60), head_dim=40), Tile(64, 16)),
-        (first.replace(len_q=n, len_kv=n - draw.randint(1, 40), dtype="float32"), tiles(draw)),
-        (first.replace(len_q=draw.randint(100, 200)), tiles(draw)),
+        (first.replace(len_q=n, len_kv=n - draw.randint(16, 40), dtype="float32"), Tile(16, tiles(draw).cols)),
+        (first.replace(len_q=(full := 32 * draw.randint(3, 6)), len_kv=full + 1), Tile(32, 16)),
     ]
-    return [
+    cases = [
         Case(problem, tile, draw.getrandbits(32), level=level)
         for (problem, tile), level in zip([(first, Tile(64, 64)), *others], LEVELS, strict=True)
+    ]
+    return [
+        *cases,
+        far(first.replace(len_q=draw.randint(65, 90), len_kv=96, head_dim=24, dtype="float32"), Tile(32, 32), draw),
     ]
 
 

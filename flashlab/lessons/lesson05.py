@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.lessons.exercise import Level, Truth, attention_truth_with_lse, levelled
+from flashlab.lessons.exercise import FAR, Case, Level, Truth, attention_truth_with_lse, far
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch, numbers, sums
 from flashlab.lessons.prediction import Prediction
 from flashlab.run.host import Empty
-from simulator import Problem, Tile, count, random_inputs
+from simulator import Problem, Tile, count
 
 BR, BC, D = 64, 32, 32
 """The tile of the learner's flash2, and its head dim."""
@@ -41,7 +41,7 @@ def _axpy(draw: Random) -> list[Launch]:
 
     return [
         launch(1000, 128),
-        *(launch(64 * draw.randint(3, 12) + draw.randint(1, 63), draw.choice((64, 256))) for _ in range(2)),
+        *(launch(64 * draw.randint(3, 12) + 4 * draw.randint(0, 15) + 3, draw.choice((64, 256))) for _ in range(2)),
     ]
 
 
@@ -82,23 +82,28 @@ def _row_softmax(draw: Random) -> list[Launch]:
     return [
         launch(8, 256, 1, 0),
         launch(draw.randint(5, 7), draw.randint(33, 250), 3, 200),
-        launch(draw.randint(5, 7), draw.randint(33, 250), 3, -200),
+        launch(draw.randint(5, 7), draw.randint(33, 250), 3, FAR[1]),
     ]
 
 
 def attention_launch(
     draw: Random, heads: int, len_q: int, len_kv: int, level: Level = (0, 0), *, causal: bool = False
 ) -> Launch:
-    """Attention on drawn numbers, with the bytes of `flash2` in tiles of 64 x 32 as its budget; `level` is of the scores."""
+    """Attention on drawn numbers, with the bytes of `flash2` in tiles of 64 x 32 as its budget; `level` is of the scores.
+
+    Where that is `FAR` the rows are `APART`, and the scale is another one: see `far`.
+    """
     problem = Problem(batch=1, heads=heads, len_q=len_q, len_kv=len_kv, head_dim=D, dtype="float32", causal=causal)
-    q, k, v = random_inputs(problem, draw.getrandbits(32))
-    q, k = levelled(q, k, problem.scale, level) if any(level) else (q, k)
+    case = Case(problem, Tile(BR, BC), draw.getrandbits(32), level=level)
+    if level == FAR:
+        case = far(problem, case.tile, draw)
+    problem, (q, k, v) = case.problem, case.inputs()
     truth = attention_truth_with_lse(problem, q, k, v)
     assert truth.lse is not None and truth.lse_tolerance is not None
     lse = Truth(truth.lse[0], truth.lse_tolerance[0] if truth.lse_tolerance.ndim == 3 else truth.lse_tolerance)
     moved = count("flash2", problem, tile=Tile(BR, BC), lse=True).by_tensor
     return Launch(
-        said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D}), scores around {level[0]:g}",
+        said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D}), scores around {level[0]:g}, scale {problem.scale:.3g}",
         arguments={
             "q": q[0],
             "k": k[0],
@@ -124,8 +129,7 @@ def _together(launch: Launch) -> Launch:
 
 
 def _attention(draw: Random) -> list[Launch]:
-    n, keys = draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31)
-    ragged = attention_launch(draw, 2, n, keys, (-300, -300))
+    ragged = attention_launch(draw, 2, draw.randint(65, 90), 96 + draw.randint(1, 31), FAR)
     short = draw.randint(20, 60), draw.randint(3, 31)
     drawn = attention_launch(draw, 1, 64, 64), ragged, attention_launch(draw, 1, *short, (300, -300))
     return [_together(x) for x in drawn]

@@ -46,7 +46,8 @@ def _transpose(draw: Random) -> list[Launch]:
             most={("x", "read", "sectors"): x.nbytes // 32, ("y", "written", "sectors"): x.nbytes // 32},
         )
 
-    return [launch(64, 64), *(launch(8 * draw.randint(5, 11), 8 * draw.randint(5, 11)) for _ in range(2))]
+    low, high = (5, 7), (8, 11)
+    return [launch(64, 64), *(launch(*(8 * draw.randint(*n) for n in size)) for size in ((low, high), (high, low)))]
 
 
 def _twice(draw: Random) -> list[Launch]:

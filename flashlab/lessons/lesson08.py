@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted
+from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted, far
 from flashlab.lessons.lesson01 import LEVELS
 from flashlab.lessons.prediction import Prediction
 from flashlab.lessons.rules import v_lags_k
@@ -27,24 +27,57 @@ def ring_tile(problem: Problem, device: Device) -> Tile:
     return Tile(ROWS, min(left // (STAGES * 2 * row) // 16 * 16, WIDEST))
 
 
+def _tile_slips(problem: Problem, device: Device) -> dict[str, Tile]:
+    """Of the ring: what was forgotten, or taken twice."""
+    bytes_, whole = device.sram_per_block, round_up(problem.head_dim, PANEL)
+
+    def tile(
+        mbarriers: int = MBARRIERS,
+        q: int = 1,
+        tiles: int = 2 * STAGES,
+        row: int = whole * problem.itemsize,
+        most: int = WIDEST,
+    ) -> Tile:
+        return Tile(ROWS, min((bytes_ - mbarriers - q * ROWS * row) // (tiles * row) // 16 * 16, most))
+
+    return {
+        "the mbarriers take 128 bytes": tile(mbarriers=0),
+        "there are two stages, and K and V in each": tile(tiles=STAGES),
+        "there are two stages, and not three": tile(tiles=6),
+        "Q takes room, too": tile(q=0),
+        "Q is there once": tile(q=2),
+        "SRAM is counted in bytes: an element is problem.itemsize of them": tile(row=whole),
+        "a box has 64 columns, also where the head dim ends before them": tile(row=problem.head_dim * problem.itemsize),
+        "a box has 256 rows at most": tile(most=1 << 30),
+        "a box may have 256 rows": tile(most=128),
+    }
+
+
 def _rung_cases(draw: Random) -> list[Case]:
-    """Full and causal, ragged in both directions; far fewer keys than queries leave a whole row tile without any."""
+    """Full and causal, ragged in both directions; far fewer keys than queries leave a whole row tile without any.
+
+    One has a window, so that the second row tile walks over no tile 0. The last one is `far`, has three warpgroups a tile, and
+    72 columns: a box of 64, and an eighth of another.
+    """
     first = Problem(batch=1, heads=2, len_q=256, head_dim=64, dtype="float16")
     n = draw.randint(130, 300)
     others = [
         first.replace(len_q=n, len_kv=n + draw.randint(1, 90), head_dim=draw.choice((40, 72)), causal=True),
         first.replace(len_q=n + 128, len_kv=n - draw.randint(64, 90), head_dim=draw.choice((24, 104)), causal=True),
-        first.replace(len_q=draw.randint(65, 190), kv_heads=1, head_dim=draw.choice((72, 104))),
+        first.replace(len_q=draw.randint(140, 190), kv_heads=1, head_dim=draw.choice((72, 104)), window=(40, None)),
     ]
-    return [
+    cases = [
         Case(
             p,
-            Tile(128, 64) if p is first else Tile(draw.choice((128, 192)), draw.choice((32, 64, 80))),
+            Tile(128, 64)
+            if p is first
+            else Tile(128 if p.left else draw.choice((128, 192)), draw.choice((32, 64, 80))),
             draw.getrandbits(32),
             level=(level[1], level[0]),  # tiles are walked from the last to the first
         )
         for p, level in zip((first, *others), LEVELS, strict=True)
     ]
+    return [*cases, far(first.replace(len_q=draw.randint(200, 300), head_dim=72, causal=True), Tile(192, 32), draw)]
 
 
 def _ring_cases(draw: Random) -> list[Case]:
@@ -63,7 +96,7 @@ def _ring_cases(draw: Random) -> list[Case]:
         case("h100", 960, 128),
         case("h100", draw.randint(400, 900), draw.choice((40, 64))),
         case("t4", draw.randint(200, 400), draw.choice((40, 64))),
-        case("h100", draw.randint(400, 900), draw.choice((72, 104))),
+        case("h100", draw.randint(400, 900), draw.choice((72, 96))),
         case(draw.choice(("h100", "a100")), draw.randint(300, 700), draw.choice((192, 256))),
     ]
 
@@ -119,10 +152,7 @@ EXERCISES = (
             "Q takes 128 such rows. What is left holds two stages of Bc rows of K and Bc rows of V.",
             "`n // 16 * 16` rounds down to a multiple of 16.",
         ),
-        slips={
-            "k": "K comes in whole boxes of Bc rows: Bc is not the right one.",
-            "v": "V comes in whole boxes of Bc rows: Bc is not the right one.",
-        },
+        tile_slips=_tile_slips,
         afterwards="Next: at d = 256 you found Bc = 80, the tile that FlashAttention-3 has there. At d = 128 a block's "
         "registers, which hold S, say stop before its SRAM does.",
     ),

@@ -7,7 +7,7 @@ from random import Random
 import ml_dtypes
 import numpy as np
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, Level, Truth
+from flashlab.lessons.exercise import APART, FAR, Budget, Case, Exercise, Level, Truth
 from flashlab.lessons.lesson01 import scores_budget, scores_cases
 from flashlab.lessons.prediction import Prediction
 from flashlab.lessons.rules import own_sums
@@ -44,7 +44,7 @@ def scale_of(x: Array, axes: int | tuple[int, ...]) -> Array:
 
 
 def _rows_cases(draw: Random) -> list[Case]:
-    """Numbers that e4m3 holds, far larger ones, far smaller ones, and none but 0."""
+    """Numbers that e4m3 holds, far larger ones, far smaller ones beside some that are 0, and none but 0."""
     first = Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float32")
 
     def other(dtype: DType) -> Problem:
@@ -52,7 +52,13 @@ def _rows_cases(draw: Random) -> list[Case]:
 
     spreads = (1.0, 3000.0, 0.0001, 0.0)
     return [
-        Case(p, Tile(64, 64) if p is first else Tile(draw.choice((16, 32)), 64), draw.getrandbits(32), spread)
+        Case(
+            p,
+            Tile(64, 64) if p is first else Tile(draw.choice((16, 32)), 64),
+            draw.getrandbits(32),
+            spread,
+            blanks=spread < 1,
+        )
         for p, spread in zip((first, other("float32"), other("float32"), other("float16")), spreads, strict=True)
     ]
 
@@ -83,7 +89,10 @@ LEVELS: tuple[Level, ...] = ((0, 0), (-40, -40), (40, -40), (-40, 40))
 
 
 def _levels_cases(draw: Random) -> list[Case]:
-    """Scores q `(rows, keys)` and values v `(keys, dim)`: head_dim = len_kv, in several tiles of keys."""
+    """Scores q `(rows, keys)` and values v `(keys, dim)`: head_dim = len_kv, in several tiles of keys.
+
+    In the last one they are far below 0, rows apart, and the values are small.
+    """
 
     def shape(rows: int, keys: int, dim: int) -> Problem:
         return Problem(
@@ -92,9 +101,14 @@ def _levels_cases(draw: Random) -> list[Case]:
 
     first = shape(64, 256, 64)
     others = [shape(draw.randint(17, 90), draw.randint(130, 300), draw.choice((24, 40, 64))) for _ in LEVELS[1:]]
-    return [
+    cases = [
         Case(p, Tile(64 if p is first else draw.choice((16, 32)), KEYS), draw.getrandbits(32), 3.0, shift)
         for p, shift in zip((first, *others), LEVELS, strict=True)
+    ]
+    below = (FAR[1], FAR[1])
+    return [
+        *cases,
+        Case(shape(40, 150, 24), Tile(32, KEYS), draw.getrandbits(32), 0.01, below, apart=APART, blanks=True),
     ]
 
 

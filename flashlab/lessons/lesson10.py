@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from flashlab.lessons.exercise import FAR
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
 from flashlab.lessons.lesson05 import BC, BR, D, attention_launch
 from flashlab.lessons.prediction import Prediction
@@ -82,12 +83,14 @@ def said(launch: Launch, moved: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _launches(draw: Random) -> list[Launch]:
-    """As many keys as queries, and more; ragged; scores far below 0, and falling from far above it."""
-    n = draw.randint(65, 90)
+    """As many keys as queries, and more; ragged; scores far below 0, and falling from far above it.
+
+    In two of them the last key is the first of its tile. In the last one there would be room for BC more queries.
+    """
     chosen = (
         attention_launch(draw, 2, 128, 128, causal=True),
-        attention_launch(draw, 2, n, n + draw.randint(33, 60), (-300, -300), causal=True),
-        attention_launch(draw, 1, draw.randint(20, 60), draw.randint(61, 95), (300, -300), causal=True),
+        attention_launch(draw, 2, draw.randint(65, 90), 4 * BC + 1, FAR, causal=True),
+        attention_launch(draw, 1, draw.randint(20, BC), 2 * BC + 1, (300, -300), causal=True),
     )
     return [replace(x, passes=int(ROOM * passes(_keys(x)))) for x in chosen]
 
@@ -116,7 +119,8 @@ EXERCISES = (
             "out": "out is written once, after the loop, and never read.",
             "lse": "One number for each query.",
             "passes": "A warp that reads K a float at a time makes four passes where a float4 makes two; a shuffle brings each "
-            "lane a float in one pass, as such a read does.",
+            "lane a float in one pass, as such a read does. And a round over keys that no query of the tile sees takes as many "
+            "as another.",
         },
         afterwards="That was a FlashAttention kernel, from an empty page. Now make one of your own.",
         score=said,

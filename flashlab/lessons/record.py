@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from platformdirs import user_data_path
 
-from flashlab.files import replace_file
+from flashlab.files import parsed, replace_file
 from simulator import UsageError
 
 try:
@@ -43,7 +43,7 @@ def _read() -> tuple[dict[str, dict[str, Any]], bool]:
     empty: dict[str, dict[str, Any]] = {"predictions": {}, "exercises": {}}
     path = home() / _FILE
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_text(encoding="utf-8"))
         if found["schema"] != SCHEMA:
             return empty, False
         kept = {kind: cast("dict[str, Any]", found[kind]) for kind in empty}
@@ -52,7 +52,7 @@ def _read() -> tuple[dict[str, dict[str, Any]], bool]:
         return kept, True
     except OSError:
         return empty, True
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         with suppress(OSError):
             path.replace(path.with_suffix(".broken"))
         return empty, True
@@ -87,13 +87,13 @@ def _alone() -> Generator[None]:
 class Progress:
     """What was answered and passed, lesson by lesson; it shows itself."""
 
-    rows: tuple[tuple[str, str, int, int, int, int], ...]
-    """Lesson, title, predictions answered and in all, exercises passed and in all."""
+    rows: tuple[tuple[str, str, int, int, int, int, int], ...]
+    """Lesson, title, predictions answered, right and in all, exercises passed and in all."""
 
     def __repr__(self) -> str:
         return "\n".join(
-            f"{lesson} {title:<34} predictions {answered} of {asked}, exercises {passed} of {posed}"
-            for lesson, title, answered, asked, passed, posed in self.rows
+            f"{lesson} {title:<34} predictions {answered} of {asked} answered, {right} right; exercises {passed} of {posed}"
+            for lesson, title, answered, right, asked, passed, posed in self.rows
         )
 
 
@@ -103,13 +103,14 @@ def progress() -> Progress:
     >>> import os; os.environ["FLASHLAB_HOME"] = os.getcwd()
     >>> import flashlab as fl
     >>> print(str(fl.progress()).splitlines()[0])
-    00 The memory hierarchy               predictions 0 of 3, exercises 0 of 4
+    00 The memory hierarchy               predictions 0 of 3 answered, 0 right; exercises 0 of 4
     """
     from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 
     posed = [*EXERCISES, *KERNEL_EXERCISES]
     done = read()
     answered = {name for name in done["predictions"] if name in PREDICTIONS}
+    right = {name for name in answered if done["predictions"][name].get("right")}
     passed = {name for name, entry in done["exercises"].items() if name in posed and entry.get("passed")}
 
     def of(lesson: str, names: Any) -> int:
@@ -117,6 +118,7 @@ def progress() -> Progress:
 
     return Progress(
         tuple(
-            (n, title, of(n, answered), of(n, PREDICTIONS), of(n, passed), of(n, posed)) for n, title in LESSONS.items()
+            (n, title, of(n, answered), of(n, right), of(n, PREDICTIONS), of(n, passed), of(n, posed))
+            for n, title in LESSONS.items()
         )
     )

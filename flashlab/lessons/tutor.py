@@ -7,18 +7,22 @@ compared step by step. A name that the learner chose otherwise is no difference:
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import takewhile
 from types import FrameType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from flashlab.lessons import watch
 from flashlab.lessons.catalogue import EXERCISES, solution
 from flashlab.lessons.exercise import MARK, Case
-from flashlab.lessons.reasons import reasons, same, worst
+from flashlab.lessons.reasons import CLOSE, CLOSER, Form, form_of, reasons, same, told_apart, worst
 from simulator import Block, Device, Program, Trace
 from simulator.dtypes import Array
 from simulator.trace import Event, Recorder
@@ -28,6 +32,11 @@ Moved = tuple[Any, ...]
 """A tile of a tensor, or a way and a tensor."""
 LOOPS = ("i", "j", "c", "step")
 """The variables of loops that a step is told by."""
+FAR_OFF = 60.0
+"""So far from a row's maximum exponentials overflow, or vanish, in float32 or soon after."""
+MOST_LATER = 60
+"""How many steps on it is looked whether a reason holds again."""
+_VALUE = re.compile(r" = -?\d[\d.e+-]*")
 
 
 class Stored(NamedTuple):
@@ -94,7 +103,8 @@ def compare(
     mine, trace = _run(program, case, head)
     due, expected = _run(solution(exercise), case, head)
     sram = bool(EXERCISES[exercise].budget(case.problem, case.tile).sram)
-    found = first_difference(mine, due, list(WAYS)[: 3 if sram else 1], values=values)
+    ways = list(WAYS)[: 3 if sram else 1]
+    found = first_difference(mine, due, ways, values=values) or first_difference(mine, due, ways, CLOSER, values=values)
     for name, (first, text) in expected.sources.items():
         expected.sources[name] = first, _hidden(exercise, text)
     return found, trace, expected
@@ -133,21 +143,24 @@ def _hidden(exercise: str, text: str) -> str:
 
 
 def first_difference(
-    mine: Steps, due: Steps, ways: Sequence[str] = ("hbm.read",), *, values: bool = True
+    mine: Steps, due: Steps, ways: Sequence[str] = ("hbm.read",), close: float = CLOSE, *, values: bool = True
 ) -> Difference | None:
     """Where the steps of two programs first differ, and how; None if nowhere. Bytes of these `ways` are compared.
 
     Another value of a variable is a difference only if a store that it feeds differs: the learner may compute in another
-    form. A variable that a step should have changed and did not may be changed in a later one. Without `values` only what is
-    moved counts: where the numbers are right.
+    form. What comes to the same so far is a form, but for a maximum that is `FAR_OFF`: the next exponential may be lost by it.
+    A variable that a step should have changed and did not may be changed in a later one. What a program was at when it stopped
+    has no values. Without `values` only what is moved counts: where the numbers are right.
     """
     before: dict[str, Array] = {}
     known: dict[str, Array] = {}
     found: dict[str, Difference] = {}
+    maxima: dict[str, Difference] = {}
     moved, expected_moves = _moved(mine.events), _moved(due.events)
+    at_its_end = len(mine.events) - 1 if mine.stopped else -1
 
     def first(otherwise: Difference | None, feeding: Container[str] | None = None) -> Difference | None:
-        chosen = [x for name, x in found.items() if feeding is None or name in feeding]
+        chosen = [x for name, x in (*found.items(), *maxima.items()) if feeding is None or name in feeding]
         return min(chosen, key=lambda x: x.number, default=otherwise)
 
     for n, (a, b) in enumerate(zip(mine.events, due.events, strict=False)):
@@ -160,24 +173,35 @@ def first_difference(
         block = b.launch, b.block
         if words := _loads(a, b, ways, moved[a.launch, a.block], expected_moves[block]):
             return first(Difference(n + 1, b.step, at + words))
+        if n == at_its_end:
+            break
         for name in sorted(b.values if values else (), key=_assigned(b, due.sources)):
             expected, actual = b.values[name], a.values.get(name, known.get(name))
-            if actual is None or actual.shape != expected.shape or same(actual, expected):
+            form = _form(name, b, due.sources)
+            near = (
+                CLOSER if form and "max" in form.lines else close
+            )  # an exponential takes what a maximum is off as it is
+            if actual is None or same(actual, expected, near):
                 continue
-            if any(same(x, expected) for other, x in a.values.items() if other not in b.values):
+            if any(same(x, expected, close) for other, x in a.values.items() if other not in b.values):
                 continue
-            if name not in a.values and not (name in before and same(actual, before[name])):
+            if name not in a.values and not (name in before and same(actual, before[name], close)):
                 continue  # a name that the learner has used for something else
-            scope = {**before, **{x: y for x, y in b.values.items() if x != name}}
-            words = at + _said(name, actual, expected, scope, before.get(name))
-            found.setdefault(name, Difference(n + 1, b.step, words))
+            if name not in found:
+                found[name] = Difference(
+                    n + 1, b.step, at + _said(name, actual, expected, _why(name, n, mine, due), close)
+                )
+            if _maximum_far_off(actual, expected, form):
+                maxima.setdefault(name, found[name])
+        fed: set[str] = set()
         for stored in due.stored[n]:
             feeding = _feeding(stored, b, due.sources)
-            if words := _store(stored, mine.stored[n], due.stored[n], b, before):
-                found_elsewhere = any(same(x.values, stored.values) for x in mine.stored[n])
+            if words := _store(stored, mine.stored[n], due.stored[n], b, before, due.sources, close):
+                found_elsewhere = any(same(x.values, stored.values, close) for x in mine.stored[n])
                 return first(Difference(n + 1, b.step, at + words), () if found_elsewhere else feeding)
-            for name in feeding:
-                found.pop(name, None)  # its way of computing comes to the same
+            fed |= feeding
+        for name in fed:
+            found.pop(name, None)  # its way of computing comes to the same
         if words := _stored_too_often(mine.stored[n], due.stored[n]):
             return first(Difference(n + 1, b.step, at + words))
         before |= b.values
@@ -280,8 +304,9 @@ def _assigned(event: Event, sources: Mapping[str, tuple[int, str]]) -> Callable[
 
 
 def _store(
-    due: Stored, mine: Sequence[Stored], others: Sequence[Stored], event: Event, before: Mapping[str, Array]
-) -> str:
+    due: Stored, mine: Sequence[Stored], others: Sequence[Stored], event: Event, before: Mapping[str, Array],
+    sources: Mapping[str, tuple[int, str]], close: float,
+) -> str:  # fmt: skip
     """What was stored elsewhere than the solution's, not at all, or with other values."""
     there = [x for x in mine if x.place == due.place]
     where = f"{_span(due.rows, due.cols)} of {due.tensor}"
@@ -292,10 +317,19 @@ def _store(
                 {y.place for y in others}]  # fmt: skip
         yours = f"stores {elsewhere[0]}" if elsewhere else f"stores them to {into[0]}" if into else "does not"
         return f": the solution stores {where}; yours {yours}"
-    if any(same(x.values, due.values) for x in there):
+    if any(same(x.values, due.values, close) for x in there):
         return ""
     scope = {name: x[: due.values.shape[0]] for name, x in {**before, **event.values}.items()}
-    return _said(f"what is stored to {due.tensor}", there[0].values, due.values, scope, None)
+    name, mine_ = f"what is stored to {due.tensor}", there[0].values
+    if mine_.shape != due.values.shape:
+        return _said(name, mine_, due.values, "", close)
+    first, text = sources.get(event.source, (1, ""))
+    lines = next((range(a, b + 1) for a, b, _ in _flows(text)[1] if a <= due.line - first + 1 <= b), range(0))
+    form = Form("\n".join(text.splitlines()[n - 1] for n in lines), text)
+    row, _ = worst(mine_, due.values, close)
+    return _said(
+        name, mine_, due.values, next(reasons(name, mine_, due.values, scope, None, row, form=form), ""), close
+    )
 
 
 def _stored_too_often(mine: Sequence[Stored], due: Sequence[Stored]) -> str:
@@ -344,15 +378,61 @@ def _flows(text: str) -> tuple[dict[str, set[str]], list[tuple[int, int, set[str
     return dict(flows), stores
 
 
-def _said(name: str, actual: Array, expected: Array, scope: Mapping[str, Array], before: Array | None) -> str:
+def _maximum_far_off(actual: Array, expected: Array, form: Form | None) -> bool:
+    if form is None or "max" not in form.lines or actual.shape != expected.shape:
+        return False
+    with np.errstate(invalid="ignore"):
+        return bool((np.abs(actual - expected) > FAR_OFF).any())
+
+
+def _form(name: str, event: Event, sources: Mapping[str, tuple[int, str]]) -> Form | None:
+    """How the solution computes a variable in a step."""
+    first, text = sources.get(event.source, (1, ""))
+    step = takewhile(lambda line: "block.step(" not in line, text.splitlines()[event.line - first + 1 :])
+    return form_of(name, "\n".join(step), text)
+
+
+def _state(events: Sequence[Event]) -> dict[str, Array]:
+    """What the variables hold after some steps."""
+    return {name: x for event in events for name, x in event.values.items()}
+
+
+def _explanations(name: str, n: int, mine: Steps, due: Steps) -> list[str]:
+    """What may explain that a variable has another value in step n."""
+    event, before, known = due.events[n], _state(due.events[:n]), _state(mine.events[: n + 1])
+    expected, actual = event.values[name], known.get(name)
+    if actual is None or actual.shape != expected.shape or np.array_equal(actual, expected):
+        return []
+    scope = {**before, **{x: y for x, y in event.values.items() if x != name}}
+    row, _ = worst(actual, expected)
+    form = _form(name, event, due.sources)
+    adds_up = name in before or (
+        form is not None and any(name in line.split("=", 1)[1] for line in form.lines.splitlines())
+    )
+    rest = "the tiles before are forgotten" if adds_up else ""
+    return list(reasons(name, actual, expected, scope, before.get(name), row, rest=rest, form=form, old=before))
+
+
+def _why(name: str, n: int, mine: Steps, due: Steps) -> str:
+    """The likeliest reason. Of several those are left that hold again, where the step comes to differ once more."""
+    found = _explanations(name, n, mine, due)
+    for m in range(n + 1, min(len(mine.events), len(due.events), n + MOST_LATER)):
+        if len(found) < 2:
+            break
+        a, b = mine.events[m], due.events[m]
+        if a.step == b.step == due.events[n].step and name in a.values and name in b.values:
+            again = [_VALUE.sub("", x) for x in _explanations(name, m, mine, due)]
+            found = [x for x in found if _VALUE.sub("", x) in again] or found
+    return next(iter(found), "")
+
+
+def _said(name: str, actual: Array, expected: Array, why: str, close: float) -> str:
     """The first wrong row, and what was done otherwise if a small thing explains it."""
     if actual.shape != expected.shape:
         return f": {name} is {actual.shape}, and should be {expected.shape}"
-    row, col = worst(actual, expected)
+    row, col = worst(actual, expected, close)
     element = f"in column {col} it" if expected.shape[1] > 1 else "it"
-    values = f"is {actual[row, col]:.5g} and should be {expected[row, col]:.5g}"
-    rest = "" if before is None else "the tiles before are forgotten"
-    why = next(reasons(name, actual, expected, scope, before, row, rest=rest), "")
+    values = "is {} and should be {}".format(*told_apart(actual[row, col], expected[row, col]))
     if why:
         return f", row {row}: {why} ({element} {values})"
     return f", row {row}: {name} {values}" + (f" (in column {col})" if expected.shape[1] > 1 else "")

@@ -233,5 +233,5 @@ KIND = Kind(
     Agreed,
     headline,
     table,
-    passed,
+    passed=passed,
 )

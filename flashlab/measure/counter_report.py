@@ -451,5 +451,5 @@ KIND = Kind(
     Counted,
     headline,
     table,
-    passed,
+    passed=passed,
 )

@@ -204,20 +204,15 @@ def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
     spec = planned.counts.tensors["v_t"]
     v_t = torch.empty((p.batch, spec.heads // p.batch, spec.rows, spec.cols), dtype=torch.uint8, device="cuda")
     given.append(v_t.view(torch.float8_e4m3fn))
-    ready = planned.ready(
-        {
-            name: kind.view(name, kind.place(name, x))
-            for name, x in zip(("q", "k", "v", "out", "v_t"), given, strict=True)
-        }
-    )
+    views = kind.views(dict(zip(("q", "k", "v", "out", "v_t"), given, strict=True)))
     stream = cupy().cuda.Stream.from_external(torch.cuda.current_stream())
     with stream:
-        ready.launch()
+        planned.launch(views)
 
     def call(held: Any = given) -> None:
         del held  # the kernel knows only their addresses
         with stream:
-            ready.launch(first=1)
+            planned.launch(views, first=1)
 
     return call
 

@@ -30,7 +30,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from flashlab import jsonlines
-from flashlab.files import check_file, plain, replace_file
+from flashlab.files import check_file, parsed, plain, replace_file
 from flashlab.measure import sources
 from flashlab.run.arrays import cupy
 from simulator.catalogue import CATALOGUE
@@ -68,7 +68,11 @@ FOLDER = Path("docs/results")
 """Where commands write, relative to the working directory."""
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-ROOMS = ("flashlab.measure", "flashlab.verify", *(["studies"] if (_CHECKOUT / "studies" / "__main__.py").is_file() else []))
+ROOMS = (
+    "flashlab.measure",
+    "flashlab.verify",
+    *(["studies"] if (_CHECKOUT / "studies" / "__main__.py").is_file() else []),
+)
 """The packages whose modules may declare kinds. In a checkout that is all that was ever measured, whose results are there."""
 
 _PACKAGES = (
@@ -196,9 +200,9 @@ class Kind(Generic[D]):
     schema: type[D]
     headline: Callable[[D], str]
     table: Callable[[D], str]
+    beside: Mapping[str, type[Data]] = field(default_factory=dict[str, "type[Data]"])
     passed: Callable[[Content, str], bool | None] = _not_judged
     """What the data say of one algorithm: did all that was judged of it hold? None where nothing was."""
-    beside: Mapping[str, type[Data]] = field(default_factory=dict[str, "type[Data]"])
 
     def data(self, result: Result) -> D:
         """A result's data, validated by the schema."""
@@ -439,8 +443,8 @@ def load(path: str | Path) -> Result:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        content = jsonlines.joined(text) if path.suffix == ".jsonl" else json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        content = jsonlines.joined(text) if path.suffix == ".jsonl" else parsed(text)
+    except (OSError, ValueError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
     keys = {each.alias or name for name, each in File.model_fields.items() if each.is_required()} | {"data"}
     if not isinstance(content, dict) or content.get("schema") not in READ or not keys <= content.keys():  # pyright: ignore

@@ -103,27 +103,27 @@ def tokens(text: str) -> list[str]:
 
 
 def files_of(row: Algorithm) -> dict[str, str]:
-    """The sources of an algorithm's kernels and all headers of ours that they include, by name."""
+    """The sources of an algorithm's kernels and all headers of ours that they include, by name. An older revision may lack some."""
     found: dict[str, str] = {}
 
-    def take(name: str, path: Path) -> None:
+    def take(name: str, folder: Path) -> None:
+        path = folder / name
         if name in found or not path.is_file():
             return
         found[name] = path.read_text(encoding="utf-8")
         for header in _INCLUDE.findall(without_comments(found[name])):
-            take(header, kernels_cu.include_dir() / header)
+            take(header, kernels_cu.include_dir())
 
     for kernel in row.kernels:
         if kernel.language == "triton":
             found[kernel.source] = triton.source(kernel.source).read_text(encoding="utf-8")
         else:
-            path = kernels_cu.source(kernel.source)
-            take(path.name, path)
+            take(f"{kernel.source}.cu", kernels_cu.include_dir().parent)
     return found
 
 
 def digest_of_tokens(row: Algorithm) -> str:
-    """The digest of the tokens of an algorithm's sources. Raises `ValueError` if one is missing (in `kernels_cu.sources_in`)."""
+    """The digest of the tokens of an algorithm's sources."""
     in_python = {kernel.source for kernel in row.kernels if kernel.language == "triton"}
     return cache.digest(
         *(part for name, text in sorted(files_of(row).items()) for part in (name, _of(text, name in in_python)))

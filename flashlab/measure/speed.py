@@ -21,7 +21,7 @@ from flashlab.measure import peers
 from flashlab.measure.load import POWER, Gpu, Held, Watch, clocks
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.timing import captured, interleaved
-from flashlab.run import plan as plans
+from flashlab.run.choose import fastest
 from flashlab.run.host import to_numpy
 from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
@@ -76,7 +76,7 @@ class Cell:
         row, device = get(algorithm), Device.named("h200")
         if row.operation is not BACKWARD or row.refuses(self.problem, device) is None:
             return algorithm
-        return plans.fastest(BACKWARD, self.problem, device)
+        return fastest(BACKWARD, self.problem, device)
 
     @property
     def flops(self) -> float:

@@ -129,19 +129,20 @@ def inputs(algorithm: str, problem: Problem, seed: int = _SEED) -> dict[str, Any
 
 def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False) -> None:
     """Launch every case once on this machine's GPU, and wait for it."""
+    from flashlab.run import launch as launches
     from flashlab.run import nvrtc, tritonc
-    from flashlab.run import plan as plans
     from flashlab.run.arrays import cupy
+    from flashlab.run.plan import gpu_plan
 
     if exact:
-        plans.APART = True
+        launches.APART = True
         cupy().cuda.set_allocator(None)  # CuPy's pool would hide what lies outside of an array, or was never written
     if counted:
         nvrtc.OPTIONS = (*nvrtc.OPTIONS, "-DCOUNTED")
         tritonc.OPTIONS = {**tritonc.OPTIONS, "num_stages": 1}  # no pipeline: the same requests, by plain loads
     warm(cases)
     for case in cases:
-        plan = plans.gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
+        plan = gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
         plan.run(inputs(case.algorithm, case.problem))
         cupy().cuda.runtime.deviceSynchronize()
     print(f"launched {len(cases)} cases")

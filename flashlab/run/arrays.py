@@ -8,40 +8,44 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
 from flashlab.run.host import UNREADABLE, check_no_grad, first_line, lies_on_a_cpu, package_of, refused, title_of
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
-from simulator.problem import FP8, ITEMSIZE, WIDTH, output_dtype, row_bytes
+from simulator.problem import FP8, ITEMSIZE, WIDTH, row_bytes
 
 __all__ = [
     "EMULATOR",
     "Allocate",
     "Framework",
-    "Place",
+    "Read",
     "View",
     "cache_refused",
-    "check_contiguous",
     "check_apart",
-    "check_out",
+    "check_contiguous",
+    "checked",
     "copy",
     "cupy",
+    "dense",
     "framework",
     "framework_of",
     "from_the_pool",
     "host_view",
     "is_aligned",
     "padded_like",
+    "read",
     "unread",
     "warm_copies",
+    "with_state",
 ]
 
 _INSTALL = "pip install 'flashlab-attention[gpu]' (a CUDA 12 driver) or 'flashlab-attention[gpu-cuda13]'"
@@ -50,6 +54,7 @@ EMULATOR = 'backend="emulator" runs the kernels on the CPU'
 _ON_GPU = f"a CuPy, torch or JAX array in GPU memory ({EMULATOR})"
 _DTYPES = " or ".join(ITEMSIZE)  # of q, k and v; other operands may be of any in WIDTH
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
+_NOT_READ = (*UNREADABLE, StopIteration, Unavailable)
 _ANYWHERE = nullcontext()
 
 
@@ -103,9 +108,9 @@ class View(NamedTuple):
         return low, high + WIDTH[self.dtype]
 
 
-Place = tuple[int, tuple[int, ...], tuple[int, ...], Any, int]
-"""Where an array lies, as its framework says it: pointer, shape, strides, dtype, device. It is quicker to get than a `View`,
-and says as much."""
+Read = tuple[Mapping[str, Any], list[Any], list[int]]
+"""Arrays by name as a framework's `view` takes them, what is to be known of them but pointers, and the pointers. The first thing
+to be known is the framework."""
 
 Allocate = Callable[[int], tuple[int, Any]]
 """Bytes of GPU memory, uninitialised: a pointer, and what holds it."""
@@ -135,23 +140,22 @@ class Framework(ABC):
     """What differs between the frameworks."""
 
     writable = True
-    """Whether arrays can be written in place, as `out=`."""
+    """Whether arrays can be written in place, as `out=`. If not, they are not the framework's own that kernels get: `shared` is."""
+    pointer: ClassVar[Any]
+    """The function that says where an array of `maker` lies."""
 
     def shared(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Arrays by name, as `place` takes them. They must be held while kernels may use their memory."""
+        """Arrays by name, as `view` takes them. They must be held while kernels may use their memory."""
         return given
 
     @abstractmethod
-    def place(self, name: str, x: Any) -> Place:
-        """Where an array lies; `name` is the argument's. Raises `UsageError` for one that isn't in GPU memory."""
+    def view(self, name: str, x: Any) -> View:
+        """An array as a kernel sees it; `name` is the argument's. Raises `UsageError` for one that isn't in GPU memory, or of a
+        dtype that no kernel takes."""
 
-    @abstractmethod
-    def view(self, name: str, place: Place, owner: Any = None) -> View:
-        """What lies there, as a kernel sees it. Raises `UsageError` for a dtype that no kernel takes."""
-
-    def views(self, places: Mapping[str, Place]) -> dict[str, View]:
-        """Places by name as views, all on one GPU; the caller holds the arrays. Raises `UsageError`."""
-        views = {name: self.view(name, place) for name, place in places.items()}
+    def views(self, held: Mapping[str, Any]) -> dict[str, View]:
+        """Arrays by name as views, all on one GPU, without those that are None. Raises `UsageError`."""
+        views = {name: self.view(name, x) for name, x in held.items() if x is not None}
         (first, like), *others = views.items()
         for name, x in others:
             if x.device != like.device:
@@ -159,12 +163,24 @@ class Framework(ABC):
         return views
 
     @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A new array on the current device, as `place` takes it."""
+    def read(self, given: Mapping[str, Any]) -> Read:
+        """The arrays as `view` takes them, all that a call's checks depend on but for pointers, and the pointers.
+
+        A warm call looks at its arrays here alone. So this judges nothing: it raises one of `UNREADABLE` where `view` may have
+        something to say. What is None is left out.
+        """
 
     @abstractmethod
-    def numbers(self, values: Array) -> Any:
-        """NumPy's array, a small one, on the current device and in its stream's order, as `place` takes it."""
+    def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        """What makes a new array, uninitialised and dense, while the device is current."""
+
+    @abstractmethod
+    def numbers(self, values: Array, like: Any) -> Any:
+        """NumPy's array, a small one, where another array lies and in the order of the framework's stream there."""
+
+    @abstractmethod
+    def queue(self, device: int) -> int:
+        """The pointer to the framework's current stream on a device, which is the current one."""
 
     @abstractmethod
     def stream(self, device: int) -> AbstractContextManager[Any]:
@@ -175,28 +191,39 @@ class Framework(ABC):
         return from_the_pool(nbytes)
 
     def hand_back(self, x: Any, like: Any) -> Any:
-        """What `empty` made, written by now, as an array of the kind of `like`, which came in."""
+        """What a maker made, written by now, as an array of the kind of `like`, which came in."""
         del like
         return x
 
 
 class _CupyArrays(Framework):
+    pointer = operator.attrgetter("data.ptr")
+
     def __init__(self) -> None:
         self._runtime = cupy().cuda.runtime
 
-    def place(self, name: str, x: Any) -> Place:
-        memory = x.data
-        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
+    def read(self, given: Mapping[str, Any]) -> Read:
+        layout: list[Any] = [self]
+        pointers: list[int] = []
+        for name, x in given.items():
+            if x is not None:
+                memory = x.data
+                layout += name, x.shape, x.strides, x.dtype, memory.device_id
+                pointers.append(memory.ptr)
+        return given, layout, pointers
 
-    def view(self, name: str, place: Place, owner: Any = None) -> View:
-        pointer, shape, strides, dtype, device = place
-        return View(pointer, shape, strides, _dtype_name(name, dtype), device, owner)
+    def view(self, name: str, x: Any) -> View:
+        return View(x.data.ptr, x.shape, x.strides, _dtype_name(name, x.dtype), x.data.device_id, x)
 
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return cupy().empty(shape, numpy_dtype(dtype))
+    def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        return functools.partial(cupy().empty, shape, numpy_dtype(dtype))
 
-    def numbers(self, values: Array) -> Any:
-        return cupy().asarray(values)
+    def numbers(self, values: Array, like: Any) -> Any:
+        with self.stream(like.data.device_id):
+            return cupy().asarray(values)
+
+    def queue(self, device: int) -> int:
+        return cupy().cuda.get_current_stream().ptr
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
         return _ANYWHERE if self._runtime.getDevice() == device else cupy().cuda.Device(device)
@@ -209,6 +236,9 @@ class _DlpackArrays(_CupyArrays):
 
     def shared(self, given: dict[str, Any]) -> dict[str, Any]:
         return {name: self._shared(name, x) for name, x in given.items()}
+
+    def read(self, given: Mapping[str, Any]) -> Read:
+        return super().read(self.shared({name: x for name, x in given.items() if x is not None}))
 
     @staticmethod
     def _shared(name: str, x: Any) -> Any:
@@ -237,49 +267,60 @@ class _DlpackArrays(_CupyArrays):
 
 
 class _TorchArrays(Framework):
+    pointer = operator.methodcaller("data_ptr")
+
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
         self._names = {getattr(self._torch, name): name for name in WIDTH if hasattr(self._torch, name)}
         self._dtypes = {name: dtype for dtype, name in self._names.items()}
+        self._here = self._torch.device("cuda")
         self._runtime = cupy().cuda.runtime
         self._forward = self._torch.autograd.forward_ad
 
-    def place(self, name: str, x: Any) -> Place:
+    def view(self, name: str, x: Any) -> View:
         if not x.is_cuda:
             raise refused(name, f"torch tensor on {x.device}", _ON_GPU)
-        if x.requires_grad or self._forward._current_level >= 0:
-            check_no_grad(name, x)
+        check_no_grad(name, x)
         try:
-            return x.data_ptr(), x.shape, x.stride(), x.dtype, x.get_device()
+            pointer, shape, steps = x.data_ptr(), tuple(x.shape), x.stride()
         except RuntimeError as error:  # sparse or nested, or traced by a transformation
             raise refused(name, f"torch tensor without a buffer of its own ({first_line(error)})", _ON_GPU) from error
+        if (dtype := self._names.get(x.dtype)) is None:
+            raise refused(f"{name}.dtype", str(x.dtype), _DTYPES)
+        return View(pointer, shape, tuple([n * WIDTH[dtype] for n in steps]), dtype, x.get_device(), x)
 
-    def view(self, name: str, place: Place, owner: Any = None) -> View:
-        pointer, shape, steps, kind, device = place
-        dtype = self._names.get(kind)
-        if dtype is None:
-            raise refused(f"{name}.dtype", str(kind), _DTYPES)
-        return View(pointer, tuple(shape), tuple([n * WIDTH[dtype] for n in steps]), dtype, device, owner)
+    def read(self, given: Mapping[str, Any]) -> Read:
+        layout: list[Any] = [self]
+        pointers: list[int] = []
+        for name, x in given.items():
+            if x is not None:
+                if x.requires_grad and self._torch.is_grad_enabled() or self._forward._current_level >= 0:
+                    raise ValueError(name)
+                layout += name, x.shape, x.stride(), x.dtype, x.get_device()
+                pointers.append(x.data_ptr())
+        return given, layout, pointers
 
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return self._torch.empty(shape, dtype=self._dtypes[dtype], device="cuda")
+    def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        options = {"dtype": self._dtypes[dtype], "device": self._torch.device("cuda", device)}
+        return functools.partial(self._torch.empty_strided, shape, dense(shape), **options)
 
-    def numbers(self, values: Array) -> Any:
-        return self._torch.from_numpy(values).to("cuda")
+    def numbers(self, values: Array, like: Any) -> Any:
+        return self._torch.from_numpy(values).to(like.device)
 
     def allocate(self, nbytes: int) -> tuple[int, Any]:
-        memory = self.empty((nbytes,), "uint8")
+        memory = self._torch.empty_strided((nbytes,), (1,), dtype=self._torch.uint8, device=self._here)
         return memory.data_ptr(), memory
 
-    def stream(self, device: int) -> AbstractContextManager[Any]:
+    def queue(self, device: int) -> int:
         # torch.cuda.current_stream() makes an object for each call, which takes ten times as long
-        pointer = self._torch._C._cuda_getCurrentRawStream(device)
+        return self._torch._C._cuda_getCurrentRawStream(device)
+
+    def stream(self, device: int) -> AbstractContextManager[Any]:
         if self._runtime.getDevice() == device:
-            already = cupy().cuda.get_current_stream().ptr == pointer
-            return _ANYWHERE if already else _external_stream(pointer, device)
+            return _external_stream(self.queue(device), device)
         stack = ExitStack()
         stack.enter_context(cupy().cuda.Device(device))
-        stack.enter_context(_external_stream(pointer, device))
+        stack.enter_context(_external_stream(self.queue(device), device))
         return stack
 
 
@@ -340,6 +381,31 @@ def framework_of(given: Mapping[str, Any]) -> Framework:
     return of
 
 
+def read(given: Mapping[str, Any]) -> Read | None:
+    """What `Framework.read` says of a warm call's arrays. None where one may have to be refused, which `checked` does."""
+    try:
+        return _framework_of(next(iter(given.values())).__class__).read(given)  # pyright: ignore[reportOptionalMemberAccess]
+    except _NOT_READ:
+        return None
+
+
+def checked(given: Mapping[str, Any]) -> Read:
+    """The same for a call's first time. Raises `UsageError` for what isn't in GPU memory, or not all of one kind, and
+    `Unavailable` without CuPy or a GPU."""
+    found = {name: x for name, x in given.items() if x is not None}
+    of = framework_of(found)
+    of.views(of.shared(found))
+    return of.read(found)
+
+
+def with_state(found: Read, state: Array) -> Read:
+    """The same with seed and offset of dropout, which are copied to where the other arrays lie."""
+    held, layout, pointers = found
+    x = layout[0].numbers(state, next(iter(held.values())))
+    _, more, last = layout[0].read({"rng_state": x})
+    return {**held, "rng_state": x}, layout + more[1:], pointers + last
+
+
 @functools.cache
 def _dtype_names() -> dict[Any, str]:
     # CuPy has no float8: its bits come as uint8
@@ -352,6 +418,11 @@ def _dtype_name(name: str, dtype: Any) -> str:
     if found := _dtype_names().get(dtype):
         return found
     raise refused(f"{name}.dtype", str(dtype), _DTYPES)
+
+
+def dense(shape: tuple[int, ...], width: int = 1) -> tuple[int, ...]:
+    """The strides of an array without gaps, in elements, or in bytes if `width` is an element's."""
+    return tuple(width * math.prod(shape[i:]) for i in range(1, len(shape) + 1))
 
 
 def is_aligned(view: View) -> bool:
@@ -397,16 +468,6 @@ def _bits(view: View) -> Any:
     return cupy().ndarray(view.shape, bits, memory, strides=view.strides)
 
 
-def check_out(views: Mapping[str, View]) -> None:
-    """Refuses an `out` that isn't like q, or isn't apart from the inputs q, k and v and from itself. Raises `UsageError`."""
-    q, out = views["q"], views["out"]
-    if out.shape != q.shape:
-        raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
-    if out.dtype != output_dtype(q.dtype):
-        raise UsageError("out.dtype", out.dtype, f"{output_dtype(q.dtype)}, for q of {q.dtype}")
-    check_apart({"out": out}, {name: views[name] for name in "qkv"})
-
-
 def check_apart(outputs: Mapping[str, View], inputs: Mapping[str, View]) -> None:
     """Refuses an output that isn't apart from the inputs, from the other outputs and from itself. Raises `UsageError`."""
     others = dict(inputs)
@@ -427,8 +488,8 @@ def check_contiguous(name: str, x: View) -> None:
     """
     if 0 in x.shape:
         return
-    dense = [WIDTH[x.dtype] * math.prod(x.shape[i:]) for i in range(1, len(x.shape) + 1)]
-    if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, dense, strict=True)):
+    wanted = dense(x.shape, WIDTH[x.dtype])
+    if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, wanted, strict=True)):
         raise UsageError(f"{name}.strides", x.strides, "a contiguous array")
 
 

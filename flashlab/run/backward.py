@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any, Unpack
 
-from flashlab.run import arrays, host
-from flashlab.run import plan as plans
-from flashlab.run.plan import Plan
-from flashlab.run.randomness import state_of
+from flashlab.run.facade import called
 from simulator.devices import Device
-from simulator.errors import UsageError, unknown
-from simulator.fields import flag
 from simulator.names import Backend, DeviceName
 from simulator.operations.backward import BACKWARD
-from simulator.problem import FIELDS, Masks, spell_masks
+from simulator.problem import Masks, spell_masks
 from simulator.program import Program
 from simulator.simulate import TileLike
 
-__all__ = ["attention_backward", "one_order"]
+__all__ = ["attention_backward"]
 
 
 @spell_masks
@@ -55,83 +47,19 @@ def attention_backward(
     >>> dq.shape, dk.dtype.name
     ((1, 2, 20, 16), 'float16')
     """
-    named, options = BACKWARD.apart(masks)
-    if (lengths := options.get("lengths")) is not None:
-        options["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
-    state = state_of(options.get("dropout"), seed, offset, rng_state)
-    named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse, "sinks": sinks,
-              "rng_state": rng_state}  # fmt: skip
-    given = BACKWARD.bound((), named)
-    if flag("deterministic", deterministic):
-        one_order(algorithm)  # refuses others
-    if not plans.is_auto(algorithm) and plans.catalogue.get(algorithm).operation is not BACKWARD:
-        raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
-    if backend == "emulator":
-        chosen = plans.elsewhere(algorithm, BACKWARD, one_order=deterministic)
-        return _emulated(given if state is None else {**given, "rng_state": state}, chosen, tile, device, options)
-    if backend != "gpu":
-        raise unknown("backend", backend, ["gpu", "emulator"])
-    if device is not None:
-        raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
-    framework = arrays.framework_of(given)
-    held = framework.shared(given)
-    views = framework.views({name: framework.place(name, x) for name, x in held.items()})
-    shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
-    with framework.stream(views["q"].device):
-        plan = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, deterministic, **options)
-        found = plan.run(given if state is None else {**given, "rng_state": state})
-    return _returned(found, lambda x: x)
-
-
-def _returned(found: Mapping[str, Any], like: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """The gradients in order. Those of sinks are summed over the batches, of which the kernel has each by itself."""
-    gradients = tuple(like(found[name]) for name in ("dq", "dk", "dv"))
-    return (*gradients, like(found["dsinks"]).sum(0)) if "dsinks" in found else gradients
-
-
-def one_order(algorithm: str | Program) -> str | Program:
-    """The algorithm, if each run of it gives the same bits; for "auto" the one that runs anywhere. Raises `UsageError` for others.
-
-    >>> one_order("auto")
-    'flash2_backward_deterministic'
-    """
-    if plans.is_auto(algorithm):
-        return plans.elsewhere(algorithm, BACKWARD, one_order=True)
-    if plans.catalogue.get(algorithm).atomics:
-        accepted = [row.name for row in plans.catalogue.of(BACKWARD).values() if not row.atomics]
-        raise UsageError("algorithm", algorithm, f"auto, {', '.join(accepted)} where deterministic")
-    return algorithm
-
-
-@functools.lru_cache(maxsize=4096, typed=True)
-def _plan(
-    shapes: tuple[tuple[str, tuple[int, ...], str], ...],
-    device: int,
-    arch: str | None,
-    algorithm: str | Program,
-    tile: TileLike,
-    one_order: bool,
-    /,
-    **masks: Unpack[Masks],
-) -> Plan:
-    """The plan for inputs of these shapes and dtypes on the current device."""
-    del device  # part of the key
-    inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
-    problem = BACKWARD.problem(inputs, **masks)
-    BACKWARD.check(problem, inputs)
-    algorithm = plans.on_the_gpu(algorithm, BACKWARD, problem, tile, arch, one_order=one_order)
-    return plans.gpu_plan(algorithm, problem, tile=tile, arch=arch)
-
-
-def _emulated(
-    given: dict[str, Any], algorithm: str | Program, tile: TileLike, device: Device | DeviceName | None, masks: Masks
-) -> tuple[Any, ...]:
-    from flashlab.run.emulated import emulate
-
-    q = given["q"]
-    for name, x in given.items():
-        if not host.fits_kind(name, x, q):
-            raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
-        host.check_no_grad(name, x)
-    found = emulate(algorithm, **given, tile=tile, device=device, **masks).checked().outputs
-    return _returned(found, functools.partial(host.like, q))
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "out": out,
+        "lse": lse,
+        "dout": dout,
+        "dlse": dlse,
+        "sinks": sinks,
+        "rng_state": rng_state,
+    }
+    dq, dk, dv, *dsinks = called(
+        BACKWARD, given, masks, algorithm=algorithm, one_order=deterministic, tile=tile, backend=backend, device=device, seed=seed,
+        offset=offset,
+    )  # fmt: skip
+    return dq, dk, dv, *[x.sum(0) for x in dsinks]  # of which the kernel has those of each batch by themselves

@@ -10,9 +10,13 @@ from flashlab.run.host import is_array, like, to_numpy
 from simulator.dtypes import Array
 from simulator.errors import Said, UsageError
 from simulator.fields import integer
+from simulator.memory import check_memory
 from simulator.operations.pairs import block_lists
 
 __all__ = ["block_mask"]
+
+_MOST = 2**31 - 2  # with the number in front of them, the entries of a list have places of int32
+_NBYTES = 26  # of an entry: a boolean and its opposite, its place in order, beside the number, and that as int32
 
 
 def block_mask(
@@ -93,7 +97,8 @@ def _of_rows(indptr: Any, indices: Any, key_blocks: int | None) -> Any:
     begins, entries = _integers("indptr", indptr, ("row_blocks + 1",)), _integers("indices", indices, ("blocks",))
     if key_blocks is None:
         raise UsageError("key_blocks", None, "how many key blocks there are: indices don't say it")
-    blocks = integer("key_blocks", key_blocks, 0)
+    if (blocks := integer("key_blocks", key_blocks, 0)) > _MOST:
+        raise UsageError("key_blocks", blocks, f"at most {_MOST:,}, as int32 holds")
     lengths = np.diff(begins)
     if not len(begins) or begins[0] or begins[-1] != len(entries) or (lengths < 0).any():
         accepted = f"numbers that rise from 0 to {len(entries)}, the length of indices"
@@ -107,6 +112,7 @@ def _marked(name: str, row: Array, entries: Array, shape: tuple[int, int]) -> Ar
     if (wrong := (entries < 0) | (entries >= shape[1])).any():
         at = int(np.argmax(wrong))
         raise UsageError(f"{name} of row {int(row[at])}", int(entries[at]), f"a key block, 0 to {shape[1] - 1}")
+    check_memory("the lists of blocks", _NBYTES * shape[0] * shape[1])
     visible = np.zeros(shape, bool)
     visible[row, entries] = True
     return visible

@@ -1,31 +1,21 @@
-"""Attention on a GPU: arrays of any framework in, the same kind out; whatever a call decides is decided once."""
+"""Attention: arrays of any framework in, the same kind out."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
-from flashlab.run import arrays, host
-from flashlab.run import plan as plans
-from flashlab.run.arrays import Framework, Place, View
-from flashlab.run.plan import Plan, Ready
-from flashlab.run.randomness import state_of
+from flashlab.run import host
+from flashlab.run.facade import called
 from simulator.devices import Device
-from simulator.errors import UsageError, among
 from simulator.names import Backend, DeviceName
-from simulator.operations.attention import ATTENTION, OPTIONAL
+from simulator.operations.attention import ATTENTION
 from simulator.operations.paged import PAGED
-from simulator.problem import FIELDS, Masks, output_dtype, spell_masks
+from simulator.problem import Masks, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
 __all__ = ["attention"]
-
-_INPUTS = ("q", "k", "v")
-_SCALES = {f"scales.{name}": f"{name}_scale" for name in _INPUTS}  # as an error names them, as a plan does
-_MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
 
 @spell_masks
@@ -73,8 +63,8 @@ def attention(
     Earlier keys are visible, but for what `causal` and `window` hide. The algorithm is `paged`.
 
     k and v may be quantised, float8_e4m3fn (of CuPy uint8) or int8 beside q of 16 bits: `fl.quantize_cache` makes them.
-    `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, finite
-    and at least 0: `(1,)`, `(kv_heads,)`, `(batch, kv_heads, len_kv)` with a scale for each key, of K also
+    `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, from
+    0 to 1e30: `(1,)`, `(kv_heads,)`, `(batch, kv_heads, len_kv)` with a scale for each key, of K also
     `(kv_heads, head_dim)`. In pages a key's scale lies like the key, `(pages, kv_heads, page_size)`. The algorithm is
     `flash_decoding`, or `paged`.
 
@@ -97,180 +87,44 @@ def attention(
     >>> fl.attention(q, k, v, causal=True).shape                                       # doctest: +SKIP
     (1, 8, 1024, 64)
     """
-    among("backend", backend, ["gpu", "emulator"])
-    if block_table is not None or seq_lens is not None:
-        from flashlab.run import paged
-
-        named = {
-            "scales": scales,
-            "alibi_slopes": alibi_slopes,
-            "mask": mask,
-            "rng_state": rng_state,
-        }
-        for name, x in named.items():
-            if x is not None:
-                raise host.refused(name, type(x).__name__, "None with a block_table")
-        state_of(masks.get("dropout"), seed, offset, rng_state)  # which refuses a seed that nothing needs
-        default = isinstance(algorithm, str) and algorithm == "flash2"
-        named = {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask}
-        return paged.attention(
-            PAGED, named | {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale},
-            algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, out=out,
-            **masks,
-        )  # fmt: skip
-    if draft_mask is not None:
-        raise host.refused("draft_mask", type(draft_mask).__name__, "None without a block_table")
-    if host.belongs_to_torch(q, k, v, sinks):
-        from flashlab.integrations import torch
-
-        refused = {"out": out, "scales": scales, "block_mask": block_mask, "k_scale": k_scale, "v_scale": v_scale}
-        for name, x in refused.items():
-            if x is not None:
-                raise host.refused(name, type(x).__name__, "None where q, k or v requires grad, or torch compiles")
-        return torch.attention(
-            q, k, v, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device, sinks=sinks,
-            alibi_slopes=alibi_slopes, mask=mask, seed=seed, offset=offset, rng_state=rng_state, **masks,
-        )  # fmt: skip
-    state = state_of(masks.get("dropout"), seed, offset, rng_state)
-    if isinstance(algorithm, str) and algorithm in ("flash2", "auto") and _quantized(q, k):
-        algorithm = "flash_decoding"
-    if backend == "emulator":
-        from flashlab.run.emulated import attention as emulated
-
-        return emulated(
-            q, k, v, algorithm=plans.elsewhere(algorithm, ATTENTION), lse=lse, out=out, tile=tile, device=device,
-            scales=scales, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask,
-            rng_state=rng_state if state is None else state, k_scale=k_scale, v_scale=v_scale, **masks,
-        )  # fmt: skip
-    if device is not None:
-        raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
-    named = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "sinks": sinks,
-        "alibi_slopes": alibi_slopes,
-        "mask": mask,
-        "block_mask": block_mask,
-        "rng_state": rng_state,
-        "k_scale": k_scale,
-        "v_scale": v_scale,
-        "out": out,
+    given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "block_mask": block_mask,
+             "rng_state": rng_state, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask,
+             "k_scale": k_scale, "v_scale": v_scale, "out": out}  # fmt: skip
+    in_pages = block_table is not None or seq_lens is not None
+    if in_pages and isinstance(algorithm, str) and algorithm == "flash2":
+        algorithm = "paged"
+    more: Any = {
+        "algorithm": algorithm,
+        "lse": lse,
+        "tile": tile,
+        "backend": backend,
+        "device": device,
+        "scales": scales,
     }
-    given = {name: x for name, x in named.items() if x is not None or name in _INPUTS}
-    if scales is not None:
-        given |= zip(_SCALES, Scales.of(scales), strict=True)
-    if (lengths := masks.get("lengths")) is not None:
-        masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
-    framework = arrays.framework_of(given)
-    if out is not None and not framework.writable:
-        raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
-    held = framework.shared(given)
-    places = {name: framework.place(name, x) for name, x in held.items()}
-    options = plans.ARCH, algorithm, tile, lse
-    with framework.stream(places["q"][-1]):
-        if state is not None:
-            held["rng_state"] = framework.numbers(state)
-            places["rng_state"] = framework.place("rng_state", held["rng_state"])
-        if out is None:
-            views = framework.views(places)
-            first = views["q"]
-            _kept(_cached_plan, _shapes(views), first.device, *options, **masks)  # raises before anything is allocated
-            out = framework.empty(first.shape, output_dtype(first.dtype))
-            places["out"] = framework.place("out", out)
-        logs = framework.empty(places["q"][1][:3], "float32") if lse else None
-        if logs is not None:
-            places["lse"] = framework.place("lse", logs)
-        key = tuple(places.items())
-        try:
-            call = _cached_call(framework, key, *options, **masks)
-        except TypeError:  # as in `_kept`, but a warm call packs its keywords no second time
-            call = _cached_call.__wrapped__(framework, key, *options, **masks)
-        if call.ready is not None:
-            call.ready.launch(allocate=framework.allocate)
-        else:
-            call.plan.launch_padded(_operands(framework.views(places)), allocate=framework.allocate)
-        out = framework.hand_back(out, q)
-        return out if logs is None else (out, framework.hand_back(logs, q))
+    more |= {"seed": seed, "offset": offset}
+    if not in_pages and host.traced(q):  # before anything asks where an array lies
+        outputs = _by_torch(given, **more, **masks)
+        return outputs if lse else outputs[0]
+    differentiate = None if in_pages else _differentiated
+    outputs = called(PAGED if in_pages else ATTENTION, given, masks, differentiate=differentiate, **more)
+    return outputs if lse else outputs[0]
 
 
-def _quantized(q: Any, k: Any) -> bool:
-    """Has k 8 bits, and q more? What is no array is refused later."""
-    return getattr(getattr(k, "dtype", None), "itemsize", 0) == 1 < getattr(getattr(q, "dtype", None), "itemsize", 0)
+def _differentiated(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[Any, ...] | None:
+    """Attention that torch differentiates, if a gradient is to flow through q, k, v or sinks."""
+    wanted = any(host.wants_gradient(given[name]) for name in ("q", "k", "v", "sinks"))
+    return _by_torch(given, lse=lse, **options) if wanted else None
 
 
-_Shape = tuple[str, tuple[int, ...], str]
+def _by_torch(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[Any, ...]:
+    """Attention that torch differentiates, transforms or compiles."""
+    from flashlab.integrations import torch
 
-
-class _Call(NamedTuple):
-    """What is decided once for arrays that lie where they lie: the plan, and the plan made ready for them, unless some must
-    go through padded buffers."""
-
-    plan: Plan
-    ready: Ready | None
-
-
-def _kept(cached: Any, *key: Any, **masks: Any) -> Any:
-    """What a cached function has for a key; made anew for one that can't be kept (with a list, say, for a tile)."""
-    try:
-        return cached(*key, **masks)
-    except TypeError:
-        return cached.__wrapped__(*key, **masks)
-
-
-@functools.lru_cache(maxsize=_MOST_CALLS, typed=True)
-def _cached_call(
-    framework: Framework,
-    places: tuple[tuple[str, Place], ...],
-    arch: str | None,
-    algorithm: str | Program,
-    tile: TileLike,
-    lse: bool,
-    /,
-    **masks: Unpack[Masks],
-) -> _Call:
-    """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
-
-    `places` are those of q, k, v, out, lse if asked for, and perhaps of scales and optional inputs.
-    """
-    views = framework.views(dict(places))
-    plan = _kept(_cached_plan, _shapes(views), views["q"].device, arch, algorithm, tile, lse, **masks)
-    arrays.check_out(views)
-    if not views.keys().isdisjoint(_SCALES):
-        Scales(*(views[name] for name in _SCALES)).named(plan.counts.problem, plan.counts.tile)
-    operands = _operands(views)
-    for name, view in views.items():
-        if name in _SCALES or plan.counts.tensors[name].vector:
-            arrays.check_contiguous(name, view)
-    fit = all(plan.fits(name, view) for name, view in operands.items())
-    return _Call(plan, plan.ready(operands) if fit else None)
-
-
-def _operands(views: Mapping[str, View]) -> dict[str, View]:
-    """Views by the names of the plan's operands."""
-    return {_SCALES.get(name, name): view for name, view in views.items()}
-
-
-def _shapes(views: Mapping[str, View]) -> tuple[_Shape, ...]:
-    """Of the inputs what a plan depends on."""
-    return tuple([(name, x.shape, x.dtype) for name, x in views.items() if name in _INPUTS or name in OPTIONAL])
-
-
-@functools.lru_cache(maxsize=4096, typed=True)
-def _cached_plan(
-    shapes: tuple[_Shape, ...],
-    device: int,
-    arch: str | None,
-    algorithm: str | Program,
-    tile: TileLike,
-    lse: bool,
-    /,
-    **masks: Unpack[Masks],
-) -> Plan:
-    """The plan for inputs of these shapes and dtypes on the current device."""
-    del device  # part of the key
-    inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
-    problem = ATTENTION.problem(inputs, **masks)
-    ATTENTION.check(problem, inputs)
-    algorithm = plans.on_the_gpu(algorithm, ATTENTION, problem, tile, arch)
-    return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
+    refused = {name: given[name] for name in ("out", "block_mask", "k_scale", "v_scale")} | {
+        "scales": options.pop("scales")
+    }
+    for name, x in refused.items():
+        if x is not None:
+            raise host.refused(name, type(x).__name__, "None where q, k or v requires grad, or torch compiles")
+    passed = {name: given[name] for name in ("q", "k", "v", "sinks", "alibi_slopes", "mask", "rng_state")}
+    return torch.attention(**passed, **options, lse=True)[: 1 + lse]

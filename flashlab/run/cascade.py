@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashlab.run import paged
+from flashlab.run.facade import called
 from simulator.devices import Device
-from simulator.errors import among
 from simulator.names import Backend, DeviceName
 from simulator.operations.cascade import CASCADE
 from simulator.simulate import TileLike
@@ -49,9 +48,18 @@ def cascade(
     >>> fl.cascade(**arrays, seq_lens=lens, window=(128, 0), backend="emulator").shape     # doctest: +SKIP
     (4, 8, 1, 64)
     """
-    among("backend", backend, ["gpu", "emulator"])
-    given = {"q": q, "k": k, "v": v, "k_prefix": k_prefix, "v_prefix": v_prefix, "seq_lens": seq_lens, "sinks": sinks}
-    return paged.attention(
-        CASCADE, given, algorithm="cascade", lse=lse, tile=tile, backend=backend, device=device, out=out, causal=causal,
-        window=window, scale=scale, soft_cap=soft_cap,
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "k_prefix": k_prefix,
+        "v_prefix": v_prefix,
+        "seq_lens": seq_lens,
+        "sinks": sinks,
+        "out": out,
+    }
+    outputs = called(
+        CASCADE, given, {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}, algorithm="cascade", lse=lse,
+        tile=tile, backend=backend, device=device,
     )  # fmt: skip
+    return outputs if lse else outputs[0]

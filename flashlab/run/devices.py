@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from flashlab.run.arrays import cupy
 from simulator.devices import DEVICES, Device
+from simulator.errors import unknown
 
-__all__ = ["current_device"]
+__all__ = ["ARCH", "current_device", "gpu_device"]
+
+ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
+"""`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
 
 _NAMES = {
     "Tesla T4": "t4", "A100-SXM4-40GB": "a100-40", "A100-SXM4-80GB": "a100-80", "H100 80GB HBM3": "h100",
@@ -57,3 +62,17 @@ def _device(index: int) -> Device:
         tensor_flops=1e3 * clock * sms * tensor, fp32_flops=1e3 * clock * sms * plain, memory=has["totalGlobalMem"],
         max_warps_per_sm=has["maxThreadsPerMultiProcessor"] // 32, source="the driver",
     )  # fmt: skip
+
+
+def gpu_device(arch: str | None) -> Device:
+    """The model of the current GPU, or that of an architecture by name."""
+    return _device_of_arch(arch) if arch else current_device()
+
+
+def _device_of_arch(arch: str) -> Device:
+    known: dict[str, Device] = {}
+    for device in DEVICES.values():
+        known.setdefault("compute_{}{}".format(*device.compute_capability), device)
+    if arch not in known:
+        raise unknown("FLASHLAB_ARCH", arch, known)
+    return known[arch]

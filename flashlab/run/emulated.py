@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched, check_limits
 from flashlab.emulator.maps import UNUSED, tensor_map
 from flashlab.files import path_of
-from flashlab.run import abi, arrays, host, nvrtc, tritonc
+from flashlab.run import abi, arrays, nvrtc, tritonc
 from flashlab.run.arrays import host_view
 from flashlab.run.host import operand
 from simulator import Algorithm, catalogue, count
@@ -23,16 +23,15 @@ from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError
+from simulator.errors import SramOverflow
 from simulator.fields import flag
 from simulator.memory import check_memory
 from simulator.names import DeviceName
-from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike, run_on_data
+from simulator.simulate import Scales, TileLike, run_on_data, run_on_shapes
 
-__all__ = ["Emulation", "EmulationError", "attention", "emulate"]
+__all__ = ["Emulation", "EmulationError", "emulate"]
 
 
 class EmulationError(RuntimeError):
@@ -67,6 +66,7 @@ class Emulation:
     unwritten: Mapping[str, int]
     kernels: tuple[Kernel, ...]
     left: tuple[str, ...] = ()
+    program: Program | None = field(default=None, compare=False)
 
     @property
     def out(self) -> Array:
@@ -84,7 +84,10 @@ class Emulation:
 
     @cached_property
     def differences(self) -> list[str]:
-        """Where the bytes, by step and tensor, or the matrix products aren't the formula's, a line each."""
+        """Where the bytes, by step and tensor, or the matrix products aren't the formula's, a line each.
+
+        So is the SRAM of a block: the kernels are launched with what the formula says, and the tile program lays it out.
+        """
         planned = zip(self.counts.launches, self.kernels, strict=True)
         formula = [(launch, kernel) for launch, kernel in planned if launch.blocks]
         return [
@@ -92,6 +95,22 @@ class Emulation:
             for launch, (expected, kernel) in zip(self.launches, formula, strict=True)
             if not launch.stopped
             for line in _compare(launch, expected, kernel)
+        ] + self._sram()
+
+    def _sram(self) -> list[str]:
+        """Where a block of the tile program holds other bytes of SRAM than the formula says."""
+        c = self.counts
+        if self.program is None or c.problem.mask:  # what a mask leaves is data: then the counts are the program's own
+            return []
+        try:
+            asked = ("lse",) if "lse" in c.tensors else ()
+            run = run_on_shapes(self.program, c.problem, tile=c.tile, device=c.device, asked=asked)
+        except SramOverflow as error:
+            return [str(error)]
+        return [
+            f"{x.name}: {x.sram_peak:,} bytes of SRAM per block in the tile program, the formula {y.sram_peak:,}"
+            for x, y, kernel in zip(run.launches, c.launches, self.kernels, strict=True)
+            if x.sram_peak != y.sram_peak and kernel.settles("sram.peak")
         ]
 
     def checked(self) -> Emulation:
@@ -230,7 +249,13 @@ def emulate_problem(
     zeros = [spec.name for spec in counts.tensors.values() if spec.zeros and judged]
     left = [f"{name}: not all zeros, as the next launch needs it" for name in zeros if arena.buffers[name].data.any()]
     return Emulation(
-        found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n}, kernels, tuple(left)
+        found,
+        counts,
+        tuple(launches),
+        {name: n for name, n in unwritten.items() if n},
+        kernels,
+        tuple(left),
+        row.program,
     )
 
 
@@ -353,26 +378,3 @@ def _values(arena: Arena, spec: Spec) -> Array:
     """The values of an output, (heads, rows, columns), in an array of its own."""
     rows = arena.buffers[spec.name].data.reshape(spec.heads, spec.rows, spec.row_bytes)
     return np.ascontiguousarray(rows[..., : spec.cols * spec.itemsize]).view(numpy_dtype(spec.dtype))
-
-
-def attention(
-    q: Any, k: Any, v: Any, *, algorithm: str | Program, lse: bool, out: Any, tile: TileLike,
-    device: Device | DeviceName | None, scales: Scales | None, **named: Any,
-) -> Any:  # fmt: skip
-    """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
-    per_head, masks = ATTENTION.apart(named)
-    given = {"q": q, "k": k, "v": v, **{name: x for name, x in per_head.items() if x is not None}}
-    for name, x in given.items():
-        if not host.fits_kind(name, x, q):
-            raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
-        host.check_no_grad(name, x)
-    inputs: dict[str, Any] = {name: operand(name, x) for name, x in given.items()}
-    target = None if out is None else host.writable("out", out)
-    if target is not None:
-        arrays.check_out({name: host_view(name, x) for name, x in {**inputs, "out": target}.items()})
-    run = emulate(algorithm, lse=lse, tile=tile, device=device, scales=scales, **inputs, **masks)
-    run.checked()
-    if target is not None:
-        target[...] = run.out
-    result: Any = host.like(q, run.out) if target is None else target
-    return result if run.lse is None else (result, host.like(q, run.lse))

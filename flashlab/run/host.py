@@ -23,7 +23,6 @@ from simulator.problem import FP8
 __all__ = [
     "UNREADABLE",
     "Empty",
-    "belongs_to_torch",
     "check_no_grad",
     "check_no_tangent",
     "first_line",
@@ -37,6 +36,7 @@ __all__ = [
     "operand",
     "package_of",
     "refused",
+    "traced",
     "title_of",
     "to_numpy",
     "wants_gradient",
@@ -165,9 +165,10 @@ def writable(name: str, x: Any) -> Array:
     """An output that is written in place. Raises `UsageError` for what isn't NumPy's, or mustn't be written."""
     if not isinstance(x, np.ndarray):
         raise UsageError(name, type(x).__name__, "a NumPy array: no other is written in place on a CPU")
-    if not x.flags.writeable:
+    values = as_numpy(name, x)  # which refuses a masked array: a hard mask keeps what lies under it as it is
+    if not values.flags.writeable:
         raise UsageError(name, "read-only array", "one that can be written")
-    return cast("Array", x)
+    return values
 
 
 def from_numpy(values: Array, kind: str, device: Any = None) -> Any:
@@ -199,23 +200,28 @@ def wants_gradient(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
-def belongs_to_torch(*inputs: Any) -> bool:
-    """Has torch to know of what is made of them, because it differentiates or transforms it, or compiles it?"""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not any(isinstance(x, torch.Tensor) for x in inputs):
-        return False
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return True
-    return any(wants_gradient(x) or _has_tangent(x) for x in inputs)
+def traced(x: Any) -> bool:
+    """Does torch compile or transform what is called with this tensor?"""
+    torch = _torch_of(x)
+    return torch is not None and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def _torch_of(tensor: Any) -> Any:
+    """torch, if this is one of its tensors. Its compiler reads these lines, too: it would watch all of `sys.modules`, doesn't enter
+    `import_module`, and not each version knows each method of a text."""
+    if type(tensor).__module__[:5] != "torch":
+        return None
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return torch
 
 
 def _has_tangent(x: Any) -> bool:
     """Is it a torch tensor whose derivative is carried along, by forward-mode differentiation?"""
-    torch: Any = sys.modules["torch"]
-    forward = torch.autograd.forward_ad
-    # no level is open in almost every call, and its number is ten times as quick to get as a tangent
-    open_level = forward._current_level >= 0 and isinstance(x, torch.Tensor)
-    return open_level and forward.unpack_dual(x).tangent is not None
+    torch = _torch_of(x)
+    if torch is None or torch.autograd.forward_ad._current_level < 0:  # no level is open in almost every call
+        return False
+    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def check_no_tangent(name: str, x: Any) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from flashlab.files import path_of
+from flashlab.files import parsed, path_of
 from simulator import UsageError
+from simulator.memory import check_memory
 from simulator.operations.attention import problem_of
 
 Array = NDArray[Any]
@@ -167,6 +168,12 @@ def _from_npz(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     found: dict[str, Array] = {}
     with _readable("path", str(file)), file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
         _need_all(file, archive.files)
+        sizes = [
+            member.file_size for member in archive.zip.infolist() if member.filename.removesuffix(".npy") in _NAMES
+        ]
+        check_memory(
+            f"q, k and v of {file.name}", sum(sizes) + max(sizes)
+        )  # of one at a time, which numbers are finite
         for name in _NAMES:
             with _readable(f"{file.name}: {name}", "unreadable"):
                 x: Array | bytes = archive[name]
@@ -182,7 +189,7 @@ def _from_safetensors(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     with _readable("path", str(file)):
         raw = file.read_bytes()
         tensors: dict[str, dict[str, Any]] = dict(safetensors.deserialize(raw))  # pyright: ignore  (it has no types)
-        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        header = parsed(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     _need_all(file, tensors)
     found: dict[str, Array] = {}
     for name in _NAMES:
@@ -212,7 +219,7 @@ def _readable(argument: str, value: object) -> Generator[None, None, None]:
     """Whatever is wrong with a stranger's file, said in one line: its parsers raise a dozen kinds of errors."""
     try:
         yield
-    except InputError:
+    except UsageError:
         raise
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashlab.run import paged
+from flashlab.run.facade import called
 from simulator.devices import Device
-from simulator.errors import UsageError, among
 from simulator.names import Backend, DeviceName
 from simulator.operations.latent import LATENT, PAGED_LATENT
 from simulator.program import Program
@@ -56,13 +55,10 @@ def mla(
     >>> fl.mla(**arrays, backend="emulator").shape                                     # doctest: +SKIP
     (1, 16, 1, 512)
     """
-    among("backend", backend, ["gpu", "emulator"])
-    in_pages = block_table is not None
-    if seq_lens is not None and not in_pages:
-        raise UsageError("seq_lens", type(seq_lens).__name__, "None without a block_table")
-    pages = {"block_table": block_table, "seq_lens": seq_lens} if in_pages else {}
-    given = {"q": q, "latent": latent, "sinks": sinks, **pages}
-    return paged.attention(
-        PAGED_LATENT if in_pages else LATENT, given, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device,
-        out=out, causal=causal, window=window, scale=scale, soft_cap=soft_cap, lengths=lengths, chunk=chunk,
+    given = {"q": q, "latent": latent, "block_table": block_table, "seq_lens": seq_lens, "sinks": sinks, "out": out}
+    outputs = called(
+        LATENT if block_table is None else PAGED_LATENT, given,
+        {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap, "lengths": lengths, "chunk": chunk},
+        algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device,
     )  # fmt: skip
+    return outputs if lse else outputs[0]

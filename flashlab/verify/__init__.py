@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashlab.verify import general
@@ -150,6 +151,10 @@ def verify(
         found = kernel_named(target, {**launch, **({"device": device} if device else {})})
         return verify_apart(target, lambda: found, options, **found.limits(), on_row=on_row)
     if launch:
+        own = [each.name for each in fields(Options)]
+        for name in launch:
+            if get_close_matches(name, own, n=1):
+                raise unknown("keyword", name, own)
         raise UsageError(
             ", ".join(launch), Said(", ".join(map(str, launch.values()))), "nothing: only a .cu file is launched"
         )

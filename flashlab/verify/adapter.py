@@ -20,6 +20,7 @@ from simulator import Problem, UsageError
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Said, among, unknown
 from simulator.fields import flag
+from simulator.misuse import undecorated
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, OF_CACHES, SCORES
@@ -95,6 +96,7 @@ class Adapter:
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise UsageError("fn", self.fn, "a callable (q, k, v, ...)")
+        undecorated(self.fn)
         for name, accepted in (
             ("operation", OPERATIONS),
             ("layout", ("bhsd", "bshd")),

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from flashlab.apart import Ended, call_apart
@@ -32,13 +31,15 @@ def verify_apart(
     address space. What it prints goes to stderr when it has ended. `name` is the target's, for errors. Raises what `load`
     and `verify` raise.
     """
+    from flashlab.scratch import scratch  # only where there is a child
+
     begun = time.perf_counter()
-    with TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as folder:
-        journal = Journal(Path(folder), seconds)
-        rows = _Rows(Path(folder) / "rows.pickle", on_row)
+    with scratch() as folder:
+        journal = Journal(folder, seconds)
+        rows = _Rows(folder / "rows.pickle", on_row)
         while True:
             try:
-                done = call_apart(_verified, Path(folder), seconds, load, options, memory=memory, poll=rows.show)
+                done = call_apart(_verified, folder, seconds, load, options, memory=memory, poll=rows.show)
             except Ended as ended:
                 print(ended.printed, end="", file=sys.stderr)
                 if not journal.end(str(ended)):

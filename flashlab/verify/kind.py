@@ -68,5 +68,5 @@ KIND = Kind(
     Verified,
     headline,
     table,
-    passed,
+    passed=passed,
 )

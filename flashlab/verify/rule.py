@@ -21,7 +21,8 @@ SUMS = {"float32": 1e-4, "float16": 2.0**-9, "bfloat16": 2.0**-7, FP8: 2.0**-6}
 since the roundings of P average out. For 8 bits it is what a tensor core loses in the sum of a few hundred products."""
 TEXT = (
     "per row: |out-ref| <= 1.5u*sqrt(|o|^2 + sum p^2|v|^2) + d*sqrt(sum p^2|v-o|^2), |LSE-ref| <= max(2e-5, d), "
-    "u = 2^-11 float16, 2^-8 bfloat16, 2e-6 float32, 2^-4 float8, d = 2e-6*max(1, max scale*sum|q k|); more for float8"
+    "u = 2^-11 float16, 2^-8 bfloat16, 2e-6 float32, 2^-4 float8, d = 2e-6*max(1, max scale*sum|q k|); "
+    "sum min(2^-25, p)|v| more for float16's weights below 2^-14 of the largest; more for float8"
 )
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import faulthandler
 import math
+import os
 import pickle
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
+from flashlab.process import LOOK, Stopwatch
 from flashlab.verify.adapter import Refused
 
 __all__ = ["MOST_ENDS", "Ended", "Journal", "Steps"]
@@ -51,7 +54,8 @@ class Steps:
 
 
 class Journal(Steps):
-    """The steps in a process of their own, kept in a folder. A call of the target may take so many `seconds`."""
+    """The steps in a process of their own, kept in a folder. A call of the target may take so many `seconds` of its
+    own time (`process.Stopwatch`)."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.kept, self.begun, self.where = folder / "steps.pickle", folder / "begun", folder / "where.txt"
@@ -80,11 +84,28 @@ class Journal(Steps):
             yield
             return
         with self.where.open("w", encoding="utf-8") as where:
-            faulthandler.dump_traceback_later(self.seconds, exit=True, file=where)
+            over = threading.Event()
+            alarm = threading.Thread(target=self._put_off, args=(where, over), daemon=True)
+            self._arm(where, self.seconds)
+            alarm.start()
             try:
                 yield
             finally:
+                over.set()
+                alarm.join()
                 faulthandler.cancel_dump_traceback_later()
+
+    def _put_off(self, where: TextIO, over: threading.Event) -> None:
+        """The alarm goes by the clock, also where native code lets no other thread run. Here it is put off while the call is
+        given no time: a busy machine is no finding."""
+        watch = Stopwatch(os.getpid())
+        while not over.wait(LOOK):
+            self._arm(where, self.seconds - watch.seconds)
+
+    @staticmethod
+    def _arm(where: TextIO, seconds: float) -> None:
+        late = 2 * LOOK if seconds > 0 else 0
+        faulthandler.dump_traceback_later(max(seconds + late, 1e-3), exit=True, file=where)
 
     def end(self, message: str) -> bool:
         """The process has ended, as the message says. Keep it as what its last step came to; false if it was in none."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from flashlab.jsonlines import joined
+from flashlab.files import document, printable
 from simulator.errors import Said, UsageError
 from simulator.problem import FIELDS
 
@@ -58,7 +59,7 @@ class Differences:
     @property
     def cells(self) -> list[tuple[str, str, str, str]]:
         """The rows of a table: where, a, b, change."""
-        return [(each.where, _shown(each.a), _shown(each.b), each.change) for each in self.found]
+        return [(printable(each.where), _shown(each.a), _shown(each.b), each.change) for each in self.found]
 
     @property
     def text(self) -> str:
@@ -111,13 +112,12 @@ def compare(
     on_record = all("kind" in x and "data" in x for x in (a, b))  # their schemas say how a file is written
     for key in ("kind",) if on_record else ("kind", "schema"):
         if a.get(key) != b.get(key):
-            raise UsageError(
-                names[1], Said(f"a result of {key} {b.get(key)}"), f"{key} {a.get(key)}, as {names[0]} has"
-            )
+            has, wanted = (printable(str(each.get(key))) for each in (b, a))
+            raise UsageError(names[1], Said(f"a result of {key} {has}"), f"{key} {wanted}, as {names[0]} has")
     if on_record:
         return differences(a["data"], b["data"], tolerance)
     if 2 * len(a.keys() & b.keys()) < max(len(a), len(b)):
-        wanted, has = (", ".join(list(x)[:6]) for x in (a, b))
+        wanted, has = (printable(", ".join(list(x)[:6])) for x in (a, b))
         raise UsageError(
             names[1], Said(f"a document of {has} …"), f"one of the command that wrote {names[0]}: {wanted} …"
         )
@@ -126,16 +126,7 @@ def compare(
 
 def read(argument: str, path: Path | str) -> dict[str, Any]:
     """A JSON document from a file, or that of a file of JSON Lines. Raises `UsageError`."""
-    accepted = "a JSON document, as --json prints it or docs/results has it"
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        found: Any = joined(text) if Path(path).suffix == ".jsonl" else json.loads(text)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(argument, str(path), f"{accepted} ({reason})") from None
-    if not isinstance(found, dict):
-        raise UsageError(argument, str(path), f"{accepted} (it holds {type(found).__name__})")
-    return cast("dict[str, Any]", found)
+    return document(argument, path, "a JSON document, as --json prints it or docs/results has it")
 
 
 def _places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -182,11 +173,12 @@ def _words(place: Sequence[str]) -> str:
 
 
 def _number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool)
+    """Is it one that floats reckon with?"""
+    return isinstance(x, float) or (isinstance(x, int) and not isinstance(x, bool) and abs(x) <= sys.float_info.max)
 
 
 def _shown(x: Any) -> str:
     if _number(x):
         return f"{x:,}" if isinstance(x, int) else f"{x:.6g}"
-    text = x if isinstance(x, str) else json.dumps(x)
+    text = printable(x) if isinstance(x, str) else json.dumps(x)
     return text if len(text) <= 60 else f"{text[:57]}..."

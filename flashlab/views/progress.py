@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,10 +13,9 @@ from flashlab.views.tables import console
 from simulator.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
 
-__all__ = ["Progress", "busy", "track", "wrapping"]
+__all__ = ["Progress", "busy", "remark", "track", "wrapping"]
 
 T = TypeVar("T")
 
@@ -68,6 +67,13 @@ def busy(label: str) -> Generator[Callable[[object], None]]:
 
 
 @contextmanager
+def remark(text: str) -> Generator[None]:
+    """Say something on stderr if the block runs for over a second: what is refused at once ends with its one line."""
+    with _after_a_second(lambda: text and print(text, file=sys.stderr, flush=True)):
+        yield
+
+
+@contextmanager
 def _bar(label: str, total: int | None) -> Generator[Callable[[object], None]]:
     out, notebook = console(sys.stderr), _in_a_notebook()
     if not out.is_terminal and not notebook:
@@ -80,8 +86,13 @@ def _bar(label: str, total: int | None) -> Generator[Callable[[object], None]]:
     columns = TextColumn("{task.description}"), BarColumn(), done, TimeElapsedColumn()
     bar = Progress(*columns, console=Console() if notebook else out, transient=True)
     task = bar.add_task(label, total=total)
-    with bar if notebook else _after_a_second(bar):  # a notebook's cell is its own thread's to write
-        yield lambda _: bar.advance(task)
+    if notebook:  # whose cell is its own thread's to write
+        bar.start()
+    try:
+        with nullcontext() if notebook else _after_a_second(bar.start):
+            yield lambda _: bar.advance(task)
+    finally:
+        bar.stop()
 
 
 def _in_a_notebook() -> bool:
@@ -94,13 +105,12 @@ def _in_a_notebook() -> bool:
 
 
 @contextmanager
-def _after_a_second(bar: Bar) -> Generator[None]:
-    shown = threading.Timer(1.0, bar.start)
+def _after_a_second(show: Callable[[], object]) -> Generator[None]:
+    shown = threading.Timer(1.0, show)
     shown.daemon = True
     shown.start()
     try:
         yield
     finally:
         shown.cancel()
-        shown.join()  # it may be starting the bar this very moment
-        bar.stop()
+        shown.join()  # it may be showing it this very moment

@@ -7,17 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from flashlab.files import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "line", "table"]
+__all__ = ["console", "give_columns", "line", "table"]
 
 _UNLIMITED = 10_000
 
 
 def line(text: str = "") -> None:
-    """Print a line as it is."""
-    print(text)
+    """Print a line as it is, but for what a terminal would obey: it may have words of a stranger's file."""
+    print(printable(text))
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
@@ -27,6 +29,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     """
     from rich.table import Table
 
+    title, *columns = map(printable, (title, *columns))
+    rows = [[printable(text) for text in row] for row in rows]
     out = console(sys.stdout)
     out.print(title, style="bold", markup=False)
     shown = [i for i in range(len(columns)) if i < left or not rows or any(row[i] for row in rows)]
@@ -34,7 +38,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
         printed = Table(header_style="bold", show_edge=False, pad_edge=False)
         for index in part:
             text = index < left
-            printed.add_column(columns[index], justify="left" if text else "right", overflow="fold", no_wrap=not text)
+            printed.add_column(
+                _escape(columns[index]), justify="left" if text else "right", overflow="fold", no_wrap=not text
+            )
         for row in rows:
             printed.add_row(*(_escape(row[index]) for index in part))
         out.print(printed)
@@ -70,7 +76,15 @@ def console(stream: TextIO | None) -> Console:
     from rich.console import Console
 
     fixed = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
+    give_columns()
     return Console(file=stream, width=None if fixed else _UNLIMITED, highlight=False)
+
+
+def give_columns() -> None:
+    """Some terminals say that they have no columns. rich then prints nothing at all, and typer's help is printed by it, too."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdigit() and not int(said):
+        os.environ["COLUMNS"] = "80"
 
 
 def _escape(text: str) -> str:

@@ -23,6 +23,19 @@ chance.
 A weight below 2^-126 of a row's largest, its sink's included, may vanish, as the GPU's exponential flushes it: `out` may be off
 by as much of the values. Where a sink is far above the scores, that is more than a step of `out`.
 
+In float16, P underflows long before that. Below 2^-14 its steps are 2^-24, so rounding moves a weight by up to
+r_j = min(2^-25, p_j), which is more than u p_j, and one below 2^-25 vanishes. This holds for P after it is normalised. It also
+holds for P relative to a maximum of the keys so far: its weight in `out` is P exp(m_then - m) / l, and neither factor is over 1.
+
+- Of weights below 2^-14 of the row's largest, its sink's included, all errors are added up: |e| may be larger by
+  sum_j r_j |v_j|. This is what is left where one key is far above the others.
+- Larger weights are below 2^-14 only once they are normalised, in rows of thousands of keys. There the errors are roundings like
+  others. In the first term, r_j then stands for u p_j, and |sum_j (r_j - u p_j) v_j| joins u |o|. (Added up, they would hide a
+  dropped key.)
+
+Dropout multiplies P, and so r_j, by z_j. Beside a cache of 8 bits P is float16 whatever Q is. If each key has a scale of its own,
+a weight is multiplied with its value's over the largest first, and all of this is for the product.
+
 The second term is the error of float32 scores, carried through the softmax. It matters in float32, and for logits of
 1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|: if large products cancel, their errors stay.
 A tolerance such as 1e-2 would be blind to a dropped key of a long row.
@@ -33,7 +46,9 @@ The LSE is that of all keys.
 With 8-bit operands (float8_e4m3fn, with a bfloat16 output) three things change:
 
 - u = 2^-4 is that of P. Weights below e4m3's smallest step vanish, so `out` may also be off by
-  2^-10 max_j p_j * sqrt(sum_j |v_j|^2).
+  2^-10 max_j p_j * sqrt(sum_j |v_j|^2). Of those that vanish even where P is multiplied by 2^5 first, all may be missing, from
+  `out` and from l: it may be off by sum_j r_j (|v_j| + |o|) / (1 - sum_j r_j), where r_j = min(2^-15 max_j p_j, p_j) for weights
+  below 2^-11 of the row's largest.
 - Hopper's tensor cores cut the products of a score to about 14 bits. So
   d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|).
 - The LSE may be that of the rounded weights, because this makes `out` better. It may then also be off by
@@ -55,6 +70,7 @@ import numpy as np
 
 from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, dtype_name, unknown
+from simulator.fields import LARGEST_FACTOR
 from simulator.memory import check_memory
 from simulator.operations.caches import AXES, check_scales, dequantized, dtypes_of, quantized, scale_fields, scales_of
 from simulator.operations.draws import of_kind, random_optional, to_storage
@@ -91,9 +107,9 @@ FLUSHED = 2.0**-126
 LOST = 2.0**-10
 """Half of e4m3's smallest step: what a P of at most 1 may lose by rounding, relative to the row's largest."""
 LOST_SUMS = 2.0**-15
-"""The same for each addend of the sum of P, where P is multiplied by 2^5 first."""
-MOST_SINK = 1e30
-"""The largest sink, above 0 or below."""
+"""The same where P is multiplied by 2^5 first."""
+LEAST_NORMAL = {"float16": 2.0**-14, FP8: 2.0**-11}
+"""Smaller weights have fewer bits, by the dtype that they are rounded to. Of e4m3 too, P is multiplied by 2^5 first."""
 LSE_FLOOR = 2e-5
 """LSEs that are closer than this count as equal."""
 
@@ -399,6 +415,7 @@ class Attention(Operation):
         "lone": "equal keys, logits of -1e6: a finite sentinel for masked scores outweighs them",
         "rising": "logits that rise along the keys: the running maximum moves in every tile",
         "falling": "logits that fall along the keys: later tiles hardly count",
+        "ahead": "one key, of value 0, whose logit is 10 to 20 above the others': float16 has few bits of their weights, or none",
         "biased": "values around 8: the normalisation shows",
         "outliers": "N(0, 1) and, one in a thousand, N(0, 100)",
     }
@@ -470,26 +487,41 @@ class Attention(Operation):
         base = np.where(np.isneginf(lse), 0.0, lse)
         weights = np.exp(np.where(visible, scores - base, -np.inf))
         out = truth["out"].reshape(*grouped, p.len_q, p.head_dim_v)
-        kept = weights * kept_weights(p, arrays["rng_state"]) if p.dropout else weights
+        z = kept_weights(p, arrays["rng_state"]) if p.dropout else 1.0
+        kept, sizes_of_v = weights * z, np.sqrt((values**2).sum(-1))
         own = (out**2).sum(-1)
-        spread = (kept**2 * (values**2).sum(-1)[..., None, :]).sum(-1)
+        spread = (kept**2 * sizes_of_v[..., None, :] ** 2).sum(-1)
         around = np.maximum(0.0, spread - 2 * (((weights * kept) @ values) * out).sum(-1) + (weights**2).sum(-1) * own)
+        largest = heaviest = weights.max(axis=-1, initial=0.0)
         if p.sinks:
             sinks = arrays["sinks"].astype(np.float64).reshape(p.kv_heads, -1, 1)
+            sunk = np.exp(sinks - base[..., 0])
             top = np.maximum(top, np.where(np.isneginf(sinks), 0.0, np.abs(sinks)))
-            around = around + np.exp(sinks - base[..., 0]) ** 2 * own
+            around, largest = around + sunk**2 * own, np.maximum(heaviest, sunk)
+        lost = np.zeros(())
+        if (least := LEAST_NORMAL.get(p.operand_dtype)) is not None:
+            least, largest = least * _beside_the_largest(p, arrays), largest[..., None]
+            half_step = UNIT[p.operand_dtype] * least * (largest if p.dtype == FP8 else 1)
+            moved, faint = z * np.minimum(half_step, weights), weights < least * largest
+            of_faint = np.where(faint, moved, 0.0)
+            lost = (of_faint @ sizes_of_v[..., None])[..., 0]
+            if p.dtype == FP8:  # l lacks them, too
+                lost = (lost + of_faint.sum(-1) * np.sqrt(own)) / (1 - of_faint.sum(-1))
+            beyond = np.where(faint, 0.0, np.maximum(0.0, moved / UNIT[p.dtype] - kept))
+            own = own + ((beyond @ values) ** 2).sum(-1)
+            spread = ((kept + beyond) ** 2 * sizes_of_v[..., None, :] ** 2).sum(-1)
         smallest = float(_finfo(p.out_dtype).smallest_subnormal) * math.sqrt(p.head_dim_v)
-        flushed = FLUSHED * (np.sqrt((values**2).sum(-1)) @ visible.T)
+        flushed = FLUSHED * (sizes_of_v @ visible.T)
         score = SCORE[p.dtype] * max(1.0, p.head_dim / LONG_SUM)
         tolerance = (
             ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread)
             + score * np.maximum(1.0, top) * np.sqrt(around)
+            + lost
             + smallest
             + flushed
         )
-        heaviest = weights.max(axis=-1, initial=0.0)
         if p.dtype == FP8:  # a weight below P's smallest step may vanish
-            tolerance += LOST * heaviest * np.sqrt((values**2).sum(-1) @ visible.T)
+            tolerance += LOST * heaviest * np.sqrt(sizes_of_v**2 @ visible.T)
         lse_tolerance = np.maximum(LSE_FLOOR, score * top)
         if p.dtype == FP8 and not p.exact_lse:
             vanished = np.minimum(LOST_SUMS * heaviest * visible.sum(axis=-1), 1 - heaviest)
@@ -503,30 +535,41 @@ class Attention(Operation):
         return 2 * p.batch * p.heads * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v) // (2 if p.causal else 1)
 
 
+def _beside_the_largest(problem: Problem, arrays: Arrays) -> Array:
+    """Of values with a scale each, the largest scale of their sequence over theirs, (batch, kv_heads, 1, 1, len_kv); else 1."""
+    if problem.v_scale != "token" or "v_scale" not in arrays:
+        return np.ones(())
+    scale = arrays["v_scale"].astype(np.float64)
+    ratio = np.ones_like(scale)
+    for _, keys in problem.spans:
+        own = scale[..., keys.start : keys.stop]
+        top = own.max(-1, keepdims=True, initial=0.0)
+        np.divide(top, own, out=ratio[..., keys.start : keys.stop], where=own > 0)
+    return ratio[:, :, None, None]
+
+
 def check_sinks(arrays: Mapping[str, Any]) -> None:
     """Looks at NumPy's sinks and slopes, because one of NaN would spread over all rows of its head. As an exponent to the base 2 a
-    sink must be a number of float32, too. Raises `UsageError`."""
-    for name, accepted in (
-        ("sinks", f"finite numbers up to {MOST_SINK:g}, or -inf for a head without one"),
-        ("alibi_slopes", "finite numbers"),
-    ):
+    sink must be a number of float32, too, and so must a slope times a distance. Raises `UsageError`."""
+    accepted = f"finite numbers up to {LARGEST_FACTOR:g}"
+    for name in ("sinks", "alibi_slopes"):
         x: Any = arrays.get(name)
         if not isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
             continue
         numbers = np.asarray(x, np.float32)
-        wrong = ~np.isfinite(numbers)
+        wrong = ~(np.abs(numbers) <= LARGEST_FACTOR)
         if name == "sinks":
-            wrong = (wrong | (np.abs(numbers) > MOST_SINK)) & ~np.isneginf(numbers)
+            wrong &= ~np.isneginf(numbers)
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+            none = ", or -inf for a head without one" if name == "sinks" else ""
+            raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted + none)
 
 
 def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
     """Looks at NumPy's sinks and slopes, and at NumPy's offsets, which must be those of the lengths. Raises `UsageError`."""
     check_sinks(arrays)
-    if problem.quantized:
-        check_scales(arrays)
+    check_scales(problem, arrays)
     if isinstance(lists := arrays.get("block_mask"), np.ndarray):
         _check_lists(cast("Array", lists))
     for name in ("offsets_q", "offsets_kv", "offsets_mask"):

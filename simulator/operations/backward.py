@@ -21,8 +21,8 @@ and G also the error of 1 - tanh^2. d = 2e-6 * max(1, max_j scale * sum_c |q_ic 
 is how far float32 scores and the natural LSE may be off, as in the forward's rule. P = exp(S - LSE) is off by a factor of
 e^d then: that is 1 + d, unless logits reach 1e5. The factor 1.2 was calibrated on the CPU:
 correct kernels reach 1.10 (dQ in float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). Each rounded P and
-dS, and each element of a gradient, may also lose half a subnormal step. P below 2^-126 may vanish, as the GPU's exponential
-flushes it.
+dS, and each element of a gradient, may also lose half a subnormal step, 2^-25 in float16: in sums of dS times the scale, where
+that is over 1. P below 2^-126 may vanish, as the GPU's exponential flushes it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Backward(Operation):
     """The gradients of attention. `out` and `lse` are the forward pass's outputs, in the dtypes that it returns."""
 
     name = "backward"
-    # of a running maximum, which some kinds of the forward's test, the backward pass has none
+    # what some kinds of the forward's test, a running maximum and P relative to it, the backward pass doesn't have
     kinds: ClassVar[Mapping[str, str]] = {
-        kind: said for kind, said in ATTENTION.kinds.items() if kind not in ("rising", "falling")
+        kind: said for kind, said in ATTENTION.kinds.items() if kind not in ("rising", "falling", "ahead")
     }
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **Operation.shapes,
@@ -143,7 +143,8 @@ class Backward(Operation):
         off = d * t.weights + FLUSHED
         gross = abs(p.scale) * (off + bent * t.weights) * whole
         step = {"float16": 2.0**-25}.get(p.dtype, FLUSHED)
-        kept_step = step * 256 / p.kept  # of dS, from which a kernel may leave out 256 / kept until the end
+        # of dS, from which a kernel may leave out 256 / kept and the scale until the end
+        kept_step = step * 256 / p.kept * max(1.0, abs(p.scale))
         ds, norm = (
             abs(p.scale) * t.ds,
             {name: np.linalg.norm(getattr(t, name), axis=-1)[..., None] for name in ("q", "k", "dout")},

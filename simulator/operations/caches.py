@@ -6,6 +6,7 @@ are those of `AXES`; so their number tells what a scale is for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, among, dtype_name
+from simulator.fields import LARGEST_FACTOR
 from simulator.names import DType
 from simulator.operations.operation import Operand, storage_dtypes
 from simulator.problem import CACHES, DTYPES, FP8, SCALES, WIDTH, Problem
@@ -87,16 +89,39 @@ def scale_fields(dtype: str, kv_dtype: str, scales: Mapping[str, Any]) -> dict[s
     return {"kv_dtype": kv_dtype, **{name: form_of_scale(name, x) for name, x in scales.items()}}
 
 
-def check_scales(arrays: Mapping[str, Any]) -> None:
-    """Looks at NumPy's scales: one of NaN would spread, and one below 0 would turn the order of scores. Raises `UsageError`."""
-    for name in ("k_scale", "v_scale"):
-        x = arrays.get(name)
+def largest_scale(problem: Problem, name: str) -> float:
+    """The largest scale of "q", "k" or "v". Scores are multiplied with those of q and k, and with the problem's own.
+
+    >>> p = Problem(batch=1, heads=8, len_q=1, len_kv=64, head_dim=64, dtype="float16", kv_dtype="int8", scale=2.0)
+    >>> largest_scale(p, "k"), largest_scale(p, "v")
+    (5e+29, 1e+30)
+    """
+    if name == "v":
+        return LARGEST_FACTOR
+    most = LARGEST_FACTOR / max(1.0, abs(problem.scale))
+    return math.sqrt(most) if problem.dtype == FP8 else most
+
+
+def check_scales(problem: Problem, arrays: Mapping[str, Any], said: str = "{}_scale") -> None:
+    """Looks at NumPy's scales: one of NaN would spread, and one below 0 would turn the order of scores. Of tiles (in 8 bits), those
+    of q and k aren't 0 either, and those of v have any sign. Raises `UsageError`, which names them as `said`."""
+    tiles = problem.dtype == FP8
+    for name in ("q", "k", "v"):
+        x = arrays.get(f"{name}_scale")
         if isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
             scale: Array = x  # pyright: ignore[reportUnknownVariableType]
-            for place in np.argwhere(~(np.isfinite(scale) & (scale >= 0))):
+            most = largest_scale(problem, name)
+            size = np.abs(scale) if tiles and name == "v" else scale
+            none = size == 0 if tiles and name != "v" else False
+            for place in np.argwhere(~((size >= 0) & (size <= most)) | none):
                 at = tuple(place.tolist())
-                shown = f"{name}[{', '.join(map(str, at))}]"
-                raise UsageError(shown, float(scale[at]), "a finite number of at least 0")
+                accepted = (
+                    ("a finite number" if name == "v" else "a positive number")
+                    if tiles
+                    else "a finite number of at least 0"
+                )
+                shown = f"{said.format(name)}[{', '.join(map(str, at))}]"
+                raise UsageError(shown, float(scale[at]), f"{accepted}, up to {most:.3g}")
 
 
 def _spread(scale: Array, form: str) -> Array:
@@ -193,7 +218,9 @@ def quantize_cache(
         if form is not None:
             among(f"{name}_scale", form, SCALES if name == "k" else SCALES[:-1])
         given = as_numpy(name, x)
-        if given.dtype.kind not in "fV":  # V: bfloat16 and its like
+        if (
+            given.dtype.kind not in "fV" or given.dtype.type is np.void
+        ):  # V: bfloat16 and its like, and bytes without a type
             raise UsageError(f"{name}.dtype", given.dtype.name, "a floating dtype")
         values = np.asarray(given, np.float32)
         if values.ndim != 4:

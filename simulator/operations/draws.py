@@ -31,6 +31,12 @@ def of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k:
         along = np.linspace(0, 30, p.len_kv) if kind == "rising" else np.linspace(30, 0, p.len_kv)
         q[..., 0] = 4.0
         k[..., 0] = along / (4.0 * p.scale) if p.scale else along
+    elif kind == "ahead":
+        ahead = slice(p.len_kv // 3, p.len_kv // 3 + 1)  # neither in the first tile nor in the last
+        along = np.linspace(5, -5, p.len_kv)
+        along[ahead], v[..., ahead, :] = 15, 0
+        q[..., -1] = 8.0
+        k[..., -1] = along / (8.0 * p.scale) if p.scale else along
     elif kind == "biased":
         drawn["v"] = v + 8.0
     elif kind == "outliers":

@@ -97,7 +97,9 @@ class LatentAttention(Operation):
     """The absorbed form over rows that lie one behind the other."""
 
     name = "latent attention"
-    kinds: ClassVar[Mapping[str, str]] = {k: about for k, about in ATTENTION.kinds.items() if k != "biased"}
+    kinds: ClassVar[Mapping[str, str]] = {
+        k: about for k, about in ATTENTION.kinds.items() if k not in ("biased", "ahead")
+    }
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         word: {**_SIZES, **shape}
         for word, shape in {

@@ -179,7 +179,7 @@ class PagedAttention(Operation):
                 scales = {
                     name: arrays[name] for name in ("k_scale", "v_scale") if isinstance(arrays.get(name), np.ndarray)
                 }
-                check_scales({name: np.where(owned, x, 1) if x.ndim == 3 else x for name, x in scales.items()})
+                check_scales(p, {name: np.where(owned, x, 1) if x.ndim == 3 else x for name, x in scales.items()})
 
     @staticmethod
     def _owned(problem: Problem, table: Array, lengths: list[int]) -> Array:

@@ -15,6 +15,8 @@ from simulator.operations.operation import Arrays, Operand, Operation, storage_d
 from simulator.problem import DTYPES, Problem
 
 _UNIT = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+_HALF_STEP = 2.0**-25
+"""Of float16's subnormals: a smaller output may vanish."""
 
 
 def vector_problem(length: int, dtype: DType) -> Problem:
@@ -43,6 +45,16 @@ class Softmax(Operation):
             raise UsageError("x.shape", tuple(x.shape), "one row, (1, length)")
         return vector_problem(x.shape[1], dtype)
 
+    def fitted(self, problem: Problem) -> Problem:
+        """The vector whose length is the problem's head dim."""
+        return vector_problem(problem.head_dim, problem.dtype)
+
+    def refusal(self, problem: Problem, by: str) -> UsageError | None:
+        if problem == self.fitted(problem):
+            return None
+        vector = f"one row of {problem.head_dim:,} elements, fl.count({by!r}, length={problem.head_dim}, dtype={problem.dtype!r})"
+        return UsageError("problem", problem, f"{vector}: {by} is the softmax of a vector")
+
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         x = np.asarray(arrays["x"], np.float64)
         e = np.exp(x - x.max(-1, keepdims=True))
@@ -50,9 +62,12 @@ class Softmax(Operation):
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
         """The bound on the 2-norm of the row's error, for the output's rounding and float32 differences and sums."""
-        size = np.linalg.norm(truth["out"], axis=-1)
+        rounded = _UNIT[problem.dtype] * truth["out"]
+        if problem.dtype == "float16":
+            rounded = np.maximum(rounded, np.minimum(_HALF_STEP, truth["out"]))
         spread = np.abs(np.asarray(arrays["x"], np.float64)).max(-1, initial=1.0)
-        return {"out": (_UNIT[problem.dtype] + 2e-6 * np.maximum(1.0, spread)) * size}
+        differences = 2e-6 * np.maximum(1.0, spread) * np.linalg.norm(truth["out"], axis=-1)
+        return {"out": np.linalg.norm(rounded, axis=-1) + differences}
 
     def flops(self, problem: Problem) -> int:
         """4 per element: a maximum, a difference, a sum and a quotient."""

@@ -100,7 +100,8 @@ def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Pr
     """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`, as in `prepare`."""
     for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, along="convert_dq"):
         block.step("convert_dq")
-        block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
+        total = block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem)
+        block.store(dq, total.columns(0, dq.cols), block.i, rows)
 
 
 def sink_gradient(name: str, m: Machine, lse: HbmTensor, delta: HbmTensor, problem: Problem) -> tuple[HbmTensor, ...]:
@@ -158,7 +159,7 @@ class Turns:
 
     def add(self, block: Block, dq_sum: HbmTensor, part: Registers, i: int, rows: int, head: int) -> None:
         """Add to the sums of query tile i, of the `head`-th head of the group."""
-        block.atomic_add(dq_sum.head(head), part, i, rows)
+        block.atomic_add(dq_sum.head(head), part.columns(0, dq_sum.cols), i, rows)
 
 
 def backward(

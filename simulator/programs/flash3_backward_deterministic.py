@@ -65,7 +65,7 @@ class InTurn(unordered.Turns):
         """Wait until all key tiles before this one have added, add, and let the next one."""
         first, last = self._place(i, int(np.ravel(block.i)[0]))
         sums, turns = dq_sum.head(head), self.turns.head(head)
-        part = _widened(block, part, dq_sum.cols)
+        part = part.columns(0, dq_sum.cols)  # the products go over whole boxes
         block.fetch(turns, i, 1)
         block.hear("place", 4 * self.m.config.consumers)
         if not last:
@@ -77,7 +77,8 @@ class InTurn(unordered.Turns):
             return
         total = part if first else block.fetch(sums, i, rows) + part
         block.arrive(turns, i)
-        block.store(self.dq.head(head), total * of_kept(self.problem.scale, self.problem), i, rows)
+        total = total * of_kept(self.problem.scale, self.problem)
+        block.store(self.dq.head(head), total.columns(0, self.dq.cols), i, rows)
 
     def finish(self, dq_sum: HbmTensor) -> None:
         """Nothing is left."""
@@ -86,16 +87,6 @@ class InTurn(unordered.Turns):
         """Is key tile j the first one of query tile i, and is it the last one?"""
         seen = self.problem.tiles_of_row(i, self.tile)
         return j == seen[0], j == seen[-1]
-
-
-def _widened(block: Block, part: Registers, cols: int) -> Registers:
-    """The products go over whole boxes: columns that pad them are zeros."""
-    values = (
-        None
-        if part.values is None
-        else np.pad(part.array, ((0, 0),) * (part.array.ndim - 1) + ((0, cols - part.cols),))
-    )
-    return block.registers(part.rows, cols, values)
 
 
 configure = partial(unordered.configure, in_turn=True)

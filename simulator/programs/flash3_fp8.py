@@ -131,7 +131,7 @@ def flash3_fp8(
         acc = acc / l_i.nonzero()
         logsumexp = m_i - log(LARGEST_P) + block.log(exact_i if problem.exact_lse else l_i)
         block.step("store_o")
-        block.store(out, acc, i, tile.rows)
+        block.store(out, acc.columns(0, out.cols), i, tile.rows)
         block.step("store_lse")
         block.store(lse, logsumexp, i, tile.rows)
     return out, lse

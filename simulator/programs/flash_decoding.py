@@ -276,7 +276,8 @@ def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As many rows as a group of heads has, 8 or 16, and as many keys as leave room for two stages, up to 128. More rows are
-    several tiles: with 32 in one, 64 keys are all that registers have room for, and one tile takes longer than several. Neighbouring blocks have a tile each of the same keys, so DRAM brings them once.
+    several tiles: with 32 in one, 64 keys are all that registers have room for, and one tile takes longer than several.
+    Neighbouring blocks have a tile each of the same keys, so DRAM brings them once.
 
     A chunk is four tiles, whatever the device has. Four warps split a tile's keys. Bytes in flight are all that counts, so the
     ring is as deep as there is room for.
@@ -436,7 +437,7 @@ def decode(
         scales.reserve(block)
         scales.begin(block)
         if words := told_words(problem, c.stages):
-            block.alloc("units", words, dtype="int32", copies=w)
+            block.alloc("units", words, dtype="int32", copies=w, fragment=4)  # words, which no tensor core reads
         if block.walk:
             block.step("load_q")
             for readers, nbytes in told(problem):

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from math import inf
 
+from simulator.config import Config
+from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.softmax import SOFTMAX
 from simulator.problem import Problem, Tile
-from simulator.program import program
+from simulator.program import configure_plainly, program
 from simulator.tensors import HbmTensor
 
 
-@program(operation=SOFTMAX)
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """One warp, which takes 128 elements at a time unless another tile is asked for."""
+    return configure_plainly(problem, device, (1, 128) if tile is None else tile)
+
+
+@program(configure=configure, operation=SOFTMAX)
 def softmax_naive(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Algorithm 1 of 1805.02867: no maximum is subtracted, so exp overflows above 88. 2 loads, 1 store per element."""
     out = m.output("out")
@@ -29,7 +36,7 @@ def softmax_naive(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hbm
     return out
 
 
-@program(operation=SOFTMAX)
+@program(configure=configure, operation=SOFTMAX)
 def softmax_safe(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Algorithm 2 of 1805.02867: maximum, sum, quotient. 3 loads, 1 store per element."""
     out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
@@ -48,7 +55,7 @@ def softmax_safe(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmT
     return out
 
 
-@program(operation=SOFTMAX)
+@program(configure=configure, operation=SOFTMAX)
 def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Algorithm 3 of 1805.02867: the sum is rescaled whenever the maximum rises. 2 loads, 1 store per element."""
     out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
@@ -66,7 +73,7 @@ def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hb
     return out
 
 
-@program(operation=SOFTMAX)
+@program(configure=configure, operation=SOFTMAX)
 def softmax_merge(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Section 3.1 of 1805.02867: each tile finds its own (m, l), in any order, and then the pairs are merged.
 

@@ -14,7 +14,7 @@ import numpy as np
 from simulator import catalogue
 from simulator.api import count
 from simulator.devices import Device
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError
 from simulator.names import DeviceName
 from simulator.problem import COMMON_MASKS, SCORES, Problem, Tile
 from simulator.program import Program
@@ -175,7 +175,9 @@ def timeline(
     on = Device.named(device)
     row = catalogue.get(algorithm)
     if row.schedule is None:
-        raise unknown("algorithm", row.name, [each.name for each in catalogue.CATALOGUE.values() if each.schedule])
+        known = ", ".join(each.name for each in catalogue.CATALOGUE.values() if each.schedule)
+        missing = "one with a schedule, which says what its blocks do at the same time (a tile program doesn't)"
+        raise UsageError("algorithm", row.name, f"{missing}: {known}")
     if (error := Problem.checked(problem).unknown_mask((*COMMON_MASKS, *SCORES), "the model of time")) is not None:
         raise error
     config = row.program.configure(problem, on, tile)

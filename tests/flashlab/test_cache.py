@@ -110,6 +110,20 @@ def test_a_damaged_entry_is_made_anew(name: str, content: bytes | None) -> None:
     assert make.times == 2
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such owners")
+@pytest.mark.parametrize("which", ["the folder", "a file"])
+def test_another_users_entry_is_made_anew(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes a library may write its digest, too, and what is in it would run with this user's rights."""
+    path = cache.entry("compiled", NAME, Make("evil"))
+    if os.geteuid() == 0:
+        os.chown(path if which == "the folder" else path / "a", 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    make = Make()
+    cache.entry("compiled", NAME, make)
+    assert make.times == 1
+
+
 def test_what_fails_leaves_nothing(folder: Path) -> None:
     def fails(work: Path) -> None:
         (work / "a").write_text("half")
@@ -143,13 +157,13 @@ def test_cleaning_takes_what_is_ours_and_no_more(folder: Path) -> None:
     for name in strangers:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("a stranger's")
-    for name in ("unfinished-new", "unfinished-old"):
+    for name in ("unfinished-made_now", "unfinished-long_ago"):
         (folder / "emulator" / name).mkdir()
-    os.utime(folder / "emulator" / "unfinished-old", (0, 0))
+    os.utime(folder / "emulator" / "unfinished-long_ago", (0, 0))
     assert cache.held() == cache.Held(str(folder), 4, sizes)
     assert cache.clean() == cache.Held(str(folder), 4, sizes)
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or not any(path.iterdir())}
-    assert left == {*strangers, "emulator/unfinished-new", "runtime"}
+    assert left == {*strangers, "emulator/unfinished-made_now", "runtime"}
     assert cache.held() == cache.clean() == cache.Held(str(folder), 0, 0)
     make = Make()
     cache.entry("compiled", NAME, make)

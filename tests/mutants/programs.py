@@ -148,6 +148,15 @@ PROGRAMS = [
         put="p.round('bfloat16')",
     ),
     Mutant(
+        mechanism="P in fixed point, of which small weights have few bits",
+        algorithm="flash2",
+        file=FLASH2,
+        check="rule",
+        blind=True,
+        find="p.round(problem.dtype)",
+        put="(p + 64.0 + -64.0).round(problem.dtype)",
+    ),
+    Mutant(
         mechanism="scores kept in 16 bits",
         algorithm="standard",
         file=STANDARD,

@@ -33,12 +33,11 @@ def sources(mutant: Mutant, tmp_path: Path) -> Iterator[Path]:
 
 def _forget() -> None:
     """The launcher keeps what it compiled: by the headers, not by the .cu."""
-    from flashlab.run import call
-    from flashlab.run import plan as plans
+    from flashlab.run import facade, kernels
 
-    plans._compiled.cache_clear()
-    call._cached_plan.cache_clear()
-    call._cached_call.cache_clear()
+    kernels._compiled.cache_clear()
+    facade._plan.cache_clear()
+    facade._warm.clear()
 
 
 @pytest.mark.nvrtc

@@ -133,8 +133,12 @@ OF_SCORES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"alibi_slopes": np.zeros(1, "f4")}, f"alibi_slopes.shape = (1,): expected {SHAPE}"),
     ({"alibi_slopes": np.zeros(2, "f8")}, "alibi_slopes.dtype = 'float64': expected float32"),
-    ({"alibi_slopes": np.float32([math.nan, 0])}, f"alibi_slopes[0] = nan: expected {FINITE}"),
-    ({"alibi_slopes": np.float32([0, -math.inf])}, f"alibi_slopes[1] = -inf: expected {FINITE}"),
+    ({"alibi_slopes": np.float32([math.nan, 0])}, f"alibi_slopes[0] = nan: expected {FINITE} up to 1e+30"),
+    ({"alibi_slopes": np.float32([0, -math.inf])}, f"alibi_slopes[1] = -inf: expected {FINITE} up to 1e+30"),
+    (
+        {"alibi_slopes": np.float32([0, 2e38])},
+        f"alibi_slopes[1] = 1.9999999360571385e+38: expected {FINITE} up to 1e+30",
+    ),
 ]
 """What is wrong with a soft cap, sinks or slopes, and its line."""
 

@@ -17,6 +17,8 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # pyright: ignore
 
 import flashlab as fl
+from flashlab.scratch import scratch
+from tests.simulator.problems import zeros
 from tests.tiers import one_of_each
 
 ROOT = Path(__file__).parents[2]
@@ -71,9 +73,9 @@ main()
 """
 
 
-def interrupted(*command: str, cwd: Path) -> tuple[int, str]:
+def interrupted(*command: str, cwd: Path, path: str = str(ROOT)) -> tuple[int, str]:
     """The status and stderr of a Python that was interrupted as soon as it had said that it is running."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": path}
     # whoever runs the tests in the background has interrupts ignored, and children inherit that
     listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     with subprocess.Popen(
@@ -97,6 +99,36 @@ def test_simulator(tmp_path: Path, batch: str) -> None:
     command = "-m", "flashlab", "simulate", "mine.py:endless", "--batch", batch, "--heads", "1", "--len-q", "1024"
     status, said = interrupted(*command, cwd=tmp_path)
     assert status == 130 and "Traceback" not in said
+
+
+LOADING = """
+import time
+print("running", flush=True)
+while True:
+    try:
+        time.sleep(1)
+    except BaseException:  # some module may take an interrupt for a failure of its own
+        pass
+"""
+SCRIPT = "import sys; sys.argv = ['/usr/bin/flashlab', 'count', 'flash2']; from flashlab.command import main; main()"
+
+
+@pytest.mark.parametrize("command", [("-c", SCRIPT), ("-m", "flashlab", "count", "flash2")], ids=["script", "-m"])
+def test_while_modules_load(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Nothing was begun, and there is nothing to say."""
+    (tmp_path / "simulator.py").write_text(LOADING)  # it is the first that takes time to load
+    assert interrupted(*command, cwd=tmp_path, path=f"{tmp_path}{os.pathsep}{ROOT}") == (130, "")
+
+
+def test_once_they_are_loaded_an_interrupt_is_an_exception_again(tmp_path: Path) -> None:
+    """Commands end what they have started. One that is ignored stays so."""
+    tell = "import signal, sys; from flashlab import command as c; signal.signal(signal.SIGINT, {}); sys.argv[0] = 'flashlab'"
+    tell += "; c.listen(); c.loaded(); print(signal.getsignal(signal.SIGINT).{})"
+    for handler, name in (("signal.default_int_handler", "__name__"), ("signal.SIG_IGN", "name")):
+        done = subprocess.run(
+            [sys.executable, "-c", tell.format(handler, name)], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.stdout.strip() == handler.partition(".")[2]
 
 
 def test_what_is_ended_is_no_finding(tmp_path: Path) -> None:
@@ -129,6 +161,49 @@ def test_a_kernel_in_a_process_of_its_own(tmp_path: Path) -> None:
     )
     status, said = interrupted("run.py", cwd=tmp_path)
     assert status == 130 and "Traceback" not in said
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """It can't be ended by it. The folder that both leave is deleted by the next one that makes such a folder."""
+    (tmp_path / "tmp").mkdir()
+    os.mkfifo(tmp_path / "alive")  # at an end once the child, which alone writes to it, has ended
+    said = '{ FILE* f = fopen("alive", "w"); fputs("x", f); fflush(f);'
+    (tmp_path / "k.cu").write_text(KERNELS["a loop"].replace("{", said, 1))
+    command = (
+        "-m",
+        "flashlab",
+        "emulate",
+        "k.cu",
+        "--grid",
+        "1",
+        "--block",
+        "1",
+        "--arg",
+        "x=float32[1]",
+        "--time-limit",
+        "0",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment) as parent:
+        try:
+            with (tmp_path / "alive").open() as alive:
+                assert alive.read(1) == "x"
+                parent.kill()
+                assert alive.read() == ""
+        finally:
+            parent.kill()
+    [left] = (tmp_path / "tmp").iterdir()
+    strangers = [tmp_path / "tmp" / name for name in ("flashlab-scratch-mine", "flashlab-mine")]
+    for path in (left, *strangers):
+        path.mkdir(exist_ok=True)
+        os.utime(path, (0, 0))
+    with scratch(within=tmp_path / "tmp") as held:
+        os.utime(held, (0, 0))
+        with scratch(within=tmp_path / "tmp") as other:
+            assert set((tmp_path / "tmp").iterdir()) == {held, other, *strangers}
+    assert set((tmp_path / "tmp").iterdir()) == set(strangers)
 
 
 def test_the_others_stop_when_one_has_failed() -> None:
@@ -169,7 +244,7 @@ def test_calls_that_overlap_leave_the_threads_of_blas() -> None:
             tell.set()
             if wait is not None:
                 wait.wait()
-            return m.output("out")
+            return zeros(m, problem, tile)
 
         return one
 
@@ -181,7 +256,7 @@ def test_calls_that_overlap_leave_the_threads_of_blas() -> None:
     ) -> fl.HbmTensor:
         second.start()
         entered.wait()
-        return m.output("out")
+        return zeros(m, problem, tile)
 
     with threadpool_limits(2, user_api="blas"):
         before = blas_threads()

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from simulator import CATALOGUE, DEVICES, Device, Problem, Tile, catalogue
+from simulator import CATALOGUE, DEVICES, Device, HbmTensor, Machine, Problem, Tile, catalogue
 from simulator.problem import FIELDS, SCORES
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -22,6 +22,15 @@ def taken_by(algorithm: str, problem: Problem) -> Problem:
         problem = problem.replace(head_dim=widest, head_dim_v=widest)
     problem = problem.replace(**{name: FIELDS[name].default for name in SCORES if name not in row.support.masks})
     return problem if row.refusal(problem) is None else problem.replace(dtype=row.dtypes[0])
+
+
+def zeros(m: Machine, problem: Problem, tile: Tile) -> HbmTensor:
+    """The output of a program that is about something else: full of zeros."""
+    out = m.output("out")
+    for block in m.launch("zeros", rows=problem.row_tiles(tile), warps=1):
+        block.step("zeros")
+        block.store(out, block.full(tile.rows, out.cols, 0.0), block.i, tile.rows)
+    return out
 
 
 _side = st.none() | st.integers(0, 60)

@@ -32,13 +32,14 @@ GOOD: dict[str, Any] = dict(batch=1, heads=4, len_q=8, head_dim=16, dtype="float
         ({"window": 5}, "window = 5: expected a pair (left, right), each None or an integer of at least 0"),
         ({"window": (-1, 0)}, "window = -1: expected a pair (left, right), each None or an integer of at least 0"),
         ({"scale": float("nan")}, "scale = nan: expected a finite number, or None for 1/sqrt(head dim)"),
-        ({"scale": 1e39}, "scale = 1e+39: expected a finite number that float32 holds, or None for 1/sqrt(head dim)"),
+        ({"scale": 1e38}, "scale = 1e+38: expected a finite number up to 1e+30, or None for 1/sqrt(head dim)"),
+        ({"scale": -2e30}, "scale = -2e+30: expected a finite number up to 1e+30, or None for 1/sqrt(head dim)"),
         ({"scale": 1e-39}, "scale = 1e-39: expected a finite number that float32 holds, or None for 1/sqrt(head dim)"),
         ({"scale": True}, "scale = True: expected a finite number, or None for 1/sqrt(head dim)"),
         ({"scale": np.bool_(True)}, "scale = np.True_: expected a finite number, or None for 1/sqrt(head dim)"),
         (
             {"soft_cap": 1e39},
-            "soft_cap = 1e+39: expected a finite number of at least 0 that float32 holds; 0 or None is none",
+            "soft_cap = 1e+39: expected a finite number of at least 0 up to 1e+30; 0 or None is none",
         ),
         ({"scale": "x"}, "scale = 'x': expected a finite number, or None for 1/sqrt(head dim)"),
         ({"scale": 10**400}, f"scale = 1{'0' * 289} … 00000: expected a finite number, or None for 1/sqrt(head dim)"),
@@ -54,6 +55,15 @@ def test_problem(change: dict[str, Any], line: str) -> None:
 def test_tile(tile: Any) -> None:
     with pytest.raises(UsageError, match="^tile = .*: expected rows x cols, whole numbers of at least 1 each"):
         Tile.parse(tile)
+
+
+def test_a_tile_of_any_size_gets_a_short_line() -> None:
+    """Python writes no integer of more than 4,300 digits."""
+    for tile in ((2**31 + 1, 16), (16, 10**400), (10**5000, 16)):
+        with pytest.raises(UsageError, match=r"^tile = .*: expected rows x cols, .*, and up to 2\^31$") as refused:
+            fl.count("flash2", Problem(**GOOD), tile=tile)
+        assert len(str(refused.value)) < 420
+    assert str(UsageError("batch", 10**5000, "less")) == "batch = int of thousands of digits: expected less"
 
 
 def test_unknown_names_offer_the_nearest() -> None:

@@ -135,9 +135,16 @@ def with_value(value: float) -> Any:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"k_scale": with_value(np.nan)}, "k_scale[1, 0, 3] = nan: expected a finite number of at least 0"),
-    ({"k_scale": with_value(-1.0)}, "k_scale[1, 0, 3] = -1.0: expected a finite number of at least 0"),
-    ({"v_scale": np.array([1, np.inf], np.float32)}, "v_scale[1] = inf: expected a finite number of at least 0"),
+    ({"k_scale": with_value(np.nan)}, "k_scale[1, 0, 3] = nan: expected a finite number of at least 0, up to 1e+30"),
+    (
+        {"k_scale": with_value(2e38)},
+        "k_scale[1, 0, 3] = 1.9999999360571385e+38: expected a finite number of at least 0, up to 1e+30",
+    ),
+    ({"k_scale": with_value(-1.0)}, "k_scale[1, 0, 3] = -1.0: expected a finite number of at least 0, up to 1e+30"),
+    (
+        {"v_scale": np.array([1, np.inf], np.float32)},
+        "v_scale[1] = inf: expected a finite number of at least 0, up to 1e+30",
+    ),
     ({"k_scale": np.ones((2, 2, 31), np.float32)}, "k_scale.shape = (2, 2, 31): expected (2, 2, 30), its axes are"),
     ({"v_scale": np.ones((2, 16), np.float32)}, "v_scale.shape = (2, 16): expected an array (1,), (kv_heads,) or one"),
     ({"v_scale": np.ones(3, np.float32)}, "v_scale.shape = (3,): expected (2,), its axes are kv_heads"),
@@ -163,7 +170,13 @@ def test_bad_arrays_are_refused_in_one_line(changes: dict[str, Any], line: str) 
         assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("x", [np.array(["a"]), np.ones((1, 2, 3, 4), np.int8), np.ones((1, 2, 3, 4), complex)])
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array(["a"]), np.ones((1, 2, 3, 4), np.int8), np.ones((1, 2, 3, 4), complex),
+        np.zeros((1, 2, 3, 4), "V2"), np.zeros((1, 2, 3, 4), [("a", "f2")]),
+    ],
+)  # fmt: skip
 def test_what_has_no_fractions_is_not_quantised(x: Any) -> None:
     with pytest.raises(fl.UsageError, match=r"v\.dtype = '\w+': expected a floating dtype"):
         fl.quantize_cache(np.ones((1, 2, 3, 4), np.float16), x)

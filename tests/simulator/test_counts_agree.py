@@ -147,6 +147,38 @@ def test_a_formula_off_by_one_row_is_named(what: str) -> None:
         fl.check_formula("flash2", wrong, p)
 
 
+@pytest.mark.parametrize(
+    ("part", "change", "says"),
+    [
+        ("hbm", lambda book: book.add("load_k", "k", hbm_read=128), "flash2: load_k, k, hbm.read"),
+        ("hbm", lambda book: book.distinct("k", "read", 128), r"flash2: distinct bytes of k, read \(book.distinct\)"),
+        ("sram", lambda book: book.add("load_k", "k", sram_write=128), "flash2: load_k, k, sram.write"),
+        ("sram", lambda book: setattr(book.page, "sram_peak", 1), "flash2: sram_peak"),
+        ("flops", lambda book: book.compute(exp=1), "flash2: exp"),
+        ("flops", lambda book: book.compute(other=1), "flash2: flops_other"),
+        (None, lambda book: setattr(book.page, "warps", 1), "flash2: warps"),
+    ],
+)
+def test_a_formula_may_be_proved_in_parts(part: str | None, change: Any, says: str) -> None:
+    """A part that is wrong is found by it and by all, and not by the others."""
+    p = Problem(batch=1, heads=2, len_q=100, head_dim=64, dtype="float16")
+    right = fl.catalogue.get("flash2").formula
+    assert right is not None
+
+    def wrong(book: Book, *args: object, **kwargs: object) -> None:
+        right(book, *args, **kwargs)
+        change(book)
+
+    for only in ("hbm", "sram", "flops", None):
+        if only in (part, None):
+            with pytest.raises(fl.UsageError, match=rf"^formula, {says} = "):
+                fl.check_formula("flash2", wrong, p, only=only)
+        else:
+            fl.check_formula("flash2", wrong, p, only=only)
+    with pytest.raises(fl.UsageError, match="^only = 'dram': expected one of hbm, sram, flops"):
+        fl.check_formula("flash2", right, p, only="dram")  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
 @given(length=st.integers(1, 700), tile=st.integers(1, 200), dtype=st.sampled_from(["float32", "float16"]))
 @settings(max_examples=10)
@@ -154,6 +186,12 @@ def test_softmax_of_a_vector(name: str, length: int, tile: int, dtype: str) -> N
     formula = fl.CATALOGUE[name].formula
     assert formula is not None
     fl.check_formula(name, formula, vector_problem(length, dtype), tile=(1, tile))
+
+
+@pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
+def test_softmax_of_a_vector_has_one_default_tile(name: str) -> None:
+    x = np.arange(65, dtype=np.float32).reshape(1, -1)
+    assert fl.count(name, length=65) == fl.simulate(name, x).counts == fl.softmax(name, x[0]).counts
 
 
 @pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.run import plan as plans
+from flashlab.run import choose, devices
 from simulator.operations.paged import PAGED
 from tests.simulator.test_paged import within
 
@@ -96,7 +96,7 @@ def test_what_is_read() -> None:
 def test_auto_takes_it_for_many_queries_on_hopper(name: str, arch: str, changes: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"batch": 16, "len_q": 512, "len_kv": 8192, "page_size": 16, **LARGE, **changes}
     p = fl.Problem(**sizes)
-    assert plans.on_the_gpu("auto", PAGED, p, None, arch) == name
+    assert choose.fastest(PAGED, p, devices.gpu_device(arch)) == name
 
 
 def test_what_it_refuses() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
+from flashlab.verify.general import judged
 from simulator import Problem, Tile
 from simulator.dtypes import round_to
 from simulator.operations.attention import ATTENTION
@@ -153,6 +154,50 @@ def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, exact_lse: bo
     assert not (exact_lse and seen.any()) or run.counts.flops.other > usual.flops.other
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "given"),
+    [
+        ("standard", {"scale": -1e30}, {}),
+        ("flash1", {"scale": 1e30}, {}),
+        ("flash2", {"scale": 1e30}, {}),
+        ("flash2", {"alibi": True, "window": (100, 0)}, {"alibi_slopes": 1e30}),
+        ("flash2", {"sinks": True, "soft_cap": 1e30}, {"sinks": -1e30}),
+        ("flash_decoding", {"scale": -1e30}, {}),
+        *(
+            ("flash_decoding", {"kv_dtype": "int8", "k_scale": form, "v_scale": "token", "scale": scale}, scales)
+            for form in ("tensor", "head", "token", "channel")
+            for scale, scales in ((None, {"k_scale": 1e30, "v_scale": 1e30}), (1e20, {"k_scale": 1e10}))
+        ),
+    ],
+)
+def test_the_largest_factors_of_scores_give_numbers(
+    algorithm: str, changes: dict[str, Any], given: dict[str, float]
+) -> None:
+    """Within float32, as everything that is larger is refused."""
+    p = Problem(batch=1, heads=2, len_q=8, len_kv=150, head_dim=64, dtype="bfloat16").replace(**changes)
+    arrays = ATTENTION.draw(p)
+    arrays |= {name: np.full_like(arrays[name], value) for name, value in given.items()}
+    run = fl.plan(algorithm, p, backend="simulator", lse=True).run(arrays)
+    assert judged(fl.CATALOGUE[algorithm], p, arrays, run) <= 1
+
+
+def test_the_largest_scales_of_tiles_give_numbers() -> None:
+    p = Problem(batch=1, heads=2, len_q=8, len_kv=150, head_dim=64, dtype=FP8, scale=100.0)
+    scales = [np.full((1, 2, n), value, np.float32) for n, value in ((1, 9e13), (2, 9e13), (2, -1e30))]
+    run = fl.simulate("flash3_fp8", *fl.random_inputs(p), scale=p.scale, scales=fl.Scales(*scales))
+    assert np.isfinite(run.out.astype(np.float32)).all()
+    scales[1] *= 2
+    with pytest.raises(
+        fl.UsageError, match=r"^scales\.k\[0, 0, 0\] = 17999\d+\.0: expected a positive number, up to 1e\+14$"
+    ):
+        fl.simulate("flash3_fp8", *fl.random_inputs(p), scale=p.scale, scales=fl.Scales(*scales))
+    named = {f"{name}_scale": scale for name, scale in zip("qkv", scales, strict=True)}
+    arrays = dict(zip("qkv", fl.random_inputs(p), strict=True))
+    with pytest.raises(fl.UsageError, match=r"^k_scale\[0, 0, 0\] = "):
+        fl.plan("flash3_fp8", p, backend="simulator").run(arrays | named)
+
+
 @pytest.mark.parametrize(("name", "value"), [("q", 0.0), ("q", -1.0), ("k", np.nan)])
 def test_scales_of_scores_are_positive(name: str, value: float) -> None:
     p = Problem(batch=1, heads=2, len_q=200, head_dim=16, dtype=FP8)
@@ -161,7 +206,7 @@ def test_scales_of_scores_are_positive(name: str, value: float) -> None:
     run = fl.simulate("flash3_fp8", *fl.random_inputs(p), scales=fl.Scales(**scales))
     assert np.isfinite(run.out.astype(np.float32)).all()
     scales[name][0, 1, 1] = value
-    with pytest.raises(fl.UsageError, match=rf"^scales\.{name} = {value}.*positive"):
+    with pytest.raises(fl.UsageError, match=rf"^scales\.{name}\[0, 1, 1\] = {value}: expected a positive"):
         fl.simulate("flash3_fp8", *fl.random_inputs(p), scales=fl.Scales(**scales))
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from simulator import Problem, Tile, ragged
+from simulator import Device, Problem, SramOverflow, Tile, ragged
 from simulator.counts import Counts, Entry
 from simulator.operations.attention import ATTENTION
 from simulator.operations.pairs import distances, hidden_pairs
-from tests.simulator.problems import ROOMY, kernel_tiles, problems, scores, tiles
+from tests.simulator.problems import ROOMY, devices, kernel_tiles, problems, scores, taken_by, tiles
 
 KNOWING = {name: row.support for name, row in fl.catalogue.of().items() if "lengths" in row.support.masks}
 ALGORITHMS = [name for name, support in KNOWING.items() if not support.same_queries]
@@ -265,6 +265,22 @@ def test_sequences_with_as_many_queries(algorithm: str, p: Problem, tile: Tile) 
         place = slice(rows.start, rows.stop)
         assert whole.out[:, :, place].tobytes() == one.out.tobytes() == loud.out[:, :, place].tobytes()
         assert whole.lse[:, :, place].tobytes() == one.lse.tobytes() == loud.lse[:, :, place].tobytes()
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *EVEN])
+@settings(max_examples=40)
+@given(p=batches(longest=300), queries=st.integers(0, 5), device=devices)
+def test_the_default_tile_is_the_formulas(algorithm: str, p: Problem, queries: int, device: Device) -> None:
+    """To the byte, SRAM as well: how many stages a device leaves room for says how much a warp tells itself."""
+    if algorithm in EVEN:
+        p = p.replace(len_q=None, len_kv=None, lengths=[(queries, keys) for _, keys in p.lengths or ()])
+    p = taken_by(algorithm, p)
+    try:
+        formula = fl.count(algorithm, p, device=device)
+    except SramOverflow:
+        assert fl.CATALOGUE[algorithm].refuses(p, device)
+        return
+    assert formula == fl.shape_run(algorithm, p, device=device)
 
 
 def test_sequences_of_one_length_are_counted_once() -> None:

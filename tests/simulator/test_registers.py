@@ -69,7 +69,7 @@ def test_numbers_may_stand_on_either_side(name: str, n: float, numpy: bool):
         ("q @ k", r"a @ b = .*block.matmul\(a, b, split="),
         ("q.T @ x", r"a @ b = .*block.matmul\(a, b, split="),
         ("np.matmul(x, k)", r"a @ b = "),
-        ("x + k", r"operand = k: expected registers: block.to_registers\(tile\)"),
+        ("x + k", r"operand of np.add = k in SRAM: expected registers: block.to_registers\(tile\)"),
         ("q * 2.0", r"operand = q: expected registers: block.to_registers\(tile\)"),
         ("2.0 * q", r"operand = q: expected registers"),
         ("np.sqrt(q)", r"operand = q: expected registers"),
@@ -87,7 +87,7 @@ def test_numbers_may_stand_on_either_side(name: str, n: float, numpy: bool):
             "block.store(x, hbm, 0, 16)",
             r"the tensor of block.store\(tensor, registers, i, rows\) = registers: expected a tensor",
         ),
-        ("block.store(hbm, k, 0, 16)", r"block.store's second operand = SramTile: expected registers"),
+        ("block.store(hbm, k, 0, 16)", r"block.store's second operand = k in SRAM: expected registers"),
         ("block.fetch(x, 0, 16)", r"the tensor of block.fetch.* = registers"),
         ("block.load(x, 0, 16)", r"the tensor of block.load.* = registers"),
     ],
@@ -101,13 +101,13 @@ def test_what_registers_cannot_do_names_the_call_that_can(typed: str, says: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("mean", r"x.sum\(\) / x.cols"), ("shape", "x.rows"), ("nonsense", "x.nonzero")]
+    ("name", "says"), [("mean", r"x.sum\(\) / x.cols"), ("shape", "x.rows"), ("nonsense", "one of .*nonzero")]
 )
 def test_what_registers_have_not_names_what_they_have(name: str, says: str):
     def f(x: Any, *_: Any) -> Any:
         return getattr(x, name)
 
-    with pytest.raises(AttributeError, match=f"registers have no {name}; .*{says}"):
+    with pytest.raises(AttributeError, match=f"^x.{name} = unknown: expected .*{says}"):
         computed(f)
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab import files
-from flashlab.cli import app, options
+from flashlab.cli import app, main, options
 from flashlab.measure import counters, problems, results, sanitizers, speed
 from flashlab.run import tritonc
 from flashlab.views import progress, tables
@@ -96,6 +97,48 @@ def test_a_shell_completes(words: str, expected: list[str]) -> None:
         [sys.executable, "-m", "flashlab"], env=os.environ | asked, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize("words", [["compare"], ["count", "flash2"], ["count", "--help"]], ids=" ".join)
+def test_a_terminal_without_columns_has_80(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flashlab", *words])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # as whoever runs the tests has them
+    shown: list[str] = []
+    for columns in ("80", "0"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit):
+            main()
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and len(shown[0].splitlines()) > 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows deletes no folder that is in use")
+def test_a_folder_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    said = one_line("emulate", "nowhere.cu", "--grid", 1, "--block", 1)
+    assert said == "flashlab: the folder that this runs in is gone: No such file or directory\n"
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/x", "file", "file/below"])
+def test_where_pictures_go_is_looked_at_first(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(fl, "compare", lambda *_, **__: pytest.fail("it is run"))
+    path = tmp_path / folder
+    assert f"--out = '{path}': expected a folder that can be written" in one_line("compare", "--out", path)
+
+
+def test_what_is_refused_at_once_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a run takes a while is said of one that runs."""
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise fl.UsageError("memory", "a run", "less")
+
+    monkeypatch.setattr(fl, "simulate", refuses)
+    assert "memory = " in one_line("simulate", "flash2", "--len-q", 100_001, "--heads", 1, "--head-dim", 16)
 
 
 def test_commands_are_those_of_the_design() -> None:
@@ -207,6 +250,15 @@ def test_what_is_given_is_taken_or_refused_and_the_rest_is_the_algorithms_own() 
     )
     found = document("count", "paged", "--lengths", "3:40,3:7")
     assert found == {"schema": 1, **plain(fl.count("paged", served).to_dict())}
+
+
+def test_the_softmax_of_a_vector_has_its_length_for_a_head_dim() -> None:
+    found = document("count", "softmax_safe", "--head-dim", 1000, "--dtype", "float32")
+    assert found == {"schema": 1, **plain(fl.count("softmax_safe", length=1000).to_dict())}
+    assert document("simulate", "softmax_online")["out"]["shape"] == [1, 64]
+    assert "--len-q = 4: expected 1 for softmax_safe, or nothing" in one_line("count", "softmax_safe", "--len-q", 4)
+    said = "expected one row of 64 elements, fl.count('softmax_safe', length=64, dtype='float16')"
+    assert said in one_line("compare", "softmax_safe", "flash2")
 
 
 def test_simulate_gives_numbers_and_counts() -> None:

@@ -336,6 +336,14 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     assert "\ntypo.cu:2:" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("name", ["put<1;>", "put<[]{return 1;}()>", "put<1>;put<2>"])
+def test_a_name_with_a_semicolon_reaches_no_kernel(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "names.cu"
+    path.write_text("template <int N> __global__ void put(int* x) { *x = N; }\n")
+    said = one_line("emulate", path, *ONE, "--arg", "x=int32[1]:out", "--kernel", name)
+    assert said == f"flashlab: names.cu doesn't compile: no kernel can be reached by that name: {name}\n"
+
+
 # Counters
 
 
@@ -366,6 +374,21 @@ def test_without_a_compiler_one_line_says_what_to_install(command: str, tmp_path
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert "no C++ compiler" in done.stderr and "apt install g++" in done.stderr and "xcode-select" in done.stderr
+
+
+def test_an_old_compiler_is_told_by_what_it_lacks(tmp_path: Path) -> None:
+    """As g++ 4.8 says it, of any source."""
+    script = """#!/bin/sh
+if [ "$1" = --version ]; then echo "g++ (GCC) 4.8.5"; exit; fi
+echo "g++: error: unrecognized command line option ‘-std=c++17’" >&2
+exit 1
+"""
+    (tmp_path / "old").write_text(script)
+    (tmp_path / "old").chmod(0o755)
+    done = start("emulate", *SIZE, CXX=str(tmp_path / "old"), FLASHLAB_CACHE=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout) == (2, "")
+    needs = "has no C++17, which the emulator needs: g++ 7 or newer, or CXX names another"
+    assert done.stderr == f"flashlab: {tmp_path / 'old'} {needs}\n"
 
 
 def test_without_binutils_too(tmp_path: Path) -> None:
@@ -409,6 +432,22 @@ def test_a_published_file(tmp_path: Path) -> None:
     assert (kept["y"] == -np.inf).all() and (kept["x"] == 3).all() and kept["factor"] == [-np.inf]
     assert "--symbol factor = 'float32[1]:full()'" in one_line("emulate", path, "--symbol", "factor=float32[1]:full()")
     assert "--std = 'c++20'" in one_line("emulate", "flash2", "--std", "c++20")
+
+
+def test_a_file_without_symbols_says_so(tmp_path: Path) -> None:
+    (tmp_path / "none.cu").write_text("__global__ void k() {}")
+    assert one_line("emulate", tmp_path / "none.cu", *ONE, "--symbol", "z=1") == (
+        "flashlab: symbol = 'z': expected none: the file has no __constant__ or __device__ variable\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["float32[99999999999999]", "int8[100000,1000000000]:full(1)", "float32[10000000000000]:out"]
+)
+def test_an_array_that_memory_does_not_hold_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "none.cu").write_text("__global__ void k(float* x) {}")
+    line = one_line("emulate", tmp_path / "none.cu", *ONE, "--arg", f"x={text}")
+    assert line.startswith(f"flashlab: memory = --arg x, {text}, ") and "expected at most the " in line
 
 
 def test_what_a_kernel_prints_stays_out_of_the_document(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +32,17 @@ def test_all_are_copied_and_none_is_overwritten(tmp_path: Path) -> None:
     found = document("lessons", folder)
     assert (found["copied"], len(found["kept"])) == ([lost.name], len(NAMES) - 1)
     assert mine.read_text() == "my answers"
-    assert lost.read_bytes() == (ROOT / "notebooks" / lost.name).read_bytes()
+    assert lost.is_file()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_is_the_notebook_before_any_cell_has_run(name: str, tmp_path: Path) -> None:
+    """Its reader predicts first."""
+    notebooks.copy(tmp_path)
+    mine, kept = (json.loads((folder / name).read_text(encoding="utf-8")) for folder in (tmp_path, ROOT / "notebooks"))
+    assert [cell["source"] for cell in mine["cells"]] == [cell["source"] for cell in kept["cells"]]
+    assert any(cell.get("outputs") for cell in kept["cells"])
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in mine["cells"])
 
 
 def test_the_document_is_what_its_schema_says(tmp_path: Path) -> None:
@@ -52,6 +64,10 @@ def test_the_first_one_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_jupyterlab_a_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lessons.importlib.util, "find_spec", lambda name: None)
+    assert "to open them: make lab" in run("lessons", tmp_path / "course").stdout
+    kept = [tmp_path / "site-packages" / "flashlab" / "notebooks" / "00_memory.ipynb"]
+    monkeypatch.setattr(notebooks, "originals", lambda: kept)
+    monkeypatch.setattr(notebooks, "copy", lambda folder: notebooks.Copies(tmp_path, ("00_memory.ipynb",), ()))
     assert "flashlab-attention[lab]" in run("lessons", tmp_path / "course").stdout
 
 
@@ -60,6 +76,25 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     path.write_text("mine")
     assert f"FOLDER = '{path}'" in one_line("lessons", path)
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["a new folder", "one that is there"])
+def test_a_full_disk_leaves_nothing_behind(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "course"
+    if there:
+        folder.mkdir()
+        (folder / NAMES[0]).write_text("my answers")
+    read = Path.read_bytes
+
+    def full(path: Path) -> bytes:
+        if path.name == NAMES[3]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", full)
+    assert "No space left on device" in one_line("lessons", folder)
+    assert folder.exists() == there
+    assert not there or [path.read_text() for path in folder.iterdir()] == ["my answers"]
 
 
 def test_installed_ones_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 import flashlab as fl
 from flashlab.emulator import BuildError, apart
+from flashlab.process import Outcome
 from simulator.errors import UsageError
+from tests.flashlab.cli.typed import run
 
 pytestmark = pytest.mark.compiler
 
@@ -43,6 +45,18 @@ def test_its_death_is_a_finding(path: Path) -> None:
     done = apart.emulate_apart(path, {"y": fl.Empty((1,)), "n": 1}, grid=1, block=1)
     assert not done.passed and done.launched.stopped
     assert done.complaints() == ["crash: the kernel's code ended it: its process was ended by SIGKILL"]
+
+
+def test_what_took_too_long_is_no_crash(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what it would have come to: that is neither a finding of the kernel's nor a pass."""
+    late = Outcome("no end", "no end within 300 seconds", "")
+    monkeypatch.setattr(
+        "flashlab.apart.run_child", lambda folder, *_, **__: ((folder / "printed.txt").touch(), late)[1]
+    )
+    done = apart.emulate_apart(path, {"y": fl.Empty((1,)), "n": 0}, grid=1, block=1)
+    assert done.complaints() == ["time limit: no end within 300 seconds"] and done.launched.unfinished
+    typed = run("emulate", path, "--grid", 1, "--block", 1, "--arg", "y=float32[1]:out", "--arg", "n=0", code=2)
+    assert "time limit: no end within 300 seconds" in typed.stdout
 
 
 def test_its_errors_are_raised_here(path: Path, tmp_path: Path) -> None:

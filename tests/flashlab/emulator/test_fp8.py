@@ -388,7 +388,7 @@ def test_scales_are_finite(name: str, bad: float) -> None:
     x = fp8.quantize(*inputs(SINK))
     scale = getattr(x.scales, name).copy()
     scale.flat[-1] = bad
-    with pytest.raises(fl.UsageError, match=rf"^scales\.{name} = {bad}: expected finite"):
+    with pytest.raises(fl.UsageError, match=rf"^scales\.{name}\[.*\] = {bad}: expected a "):
         fl.simulate("flash3_fp8", x.q, x.k, x.v, scales=x.scales._replace(**{name: scale}))
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 import kernels_cu
+from flashlab.run.choose import fastest
 from flashlab.run.emulated import emulate_problem
-from flashlab.run.plan import fastest
 from flashlab.verify.pages import repaged
 from simulator.operations.paged import PAGED, STRAY
 from tests.mutants.decoding import KERNELS

@@ -99,6 +99,15 @@ def test_verify_attention_takes_names_and_adapters() -> None:
         verify_attention("flash2", layout="bshd", **how)
 
 
+@pytest.mark.parametrize(
+    ("target", "name", "meant"),
+    [(len, "layot", "layout"), (len, "exmples", "examples"), ("flash2", "chekcs", "checks")],
+)
+def test_an_unknown_option_is_named(target: Any, name: str, meant: str) -> None:
+    with pytest.raises(fl.UsageError, match=rf"^keyword = '{name}': expected one of .*\(did you mean {meant}\?\)$"):
+        verify_attention(target, **{name: "x"})
+
+
 # bytes
 
 
@@ -123,6 +132,8 @@ def test_bytes_are_asserted() -> None:
         ({"hbm_reads": 1}, "what = 'hbm_reads': expected one of hbm_read"),
         ({"hbm_read": 1.5}, "hbm_read = 1.5: expected a number of bytes"),
         ({"at_most": {"hbm_write": True}}, "hbm_write = True: expected a number of bytes"),
+        ({"at_most": {5: 1}}, "what = 5: expected one of hbm_read"),
+        ({"at_most": 5}, "at_most = 5: expected a dictionary of bytes"),
     ],
 )
 def test_bad_input(words: Any, message: str) -> None:

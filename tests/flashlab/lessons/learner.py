@@ -45,7 +45,7 @@ if __name__ == "__main__":
     (progress,) = (cell.outputs[0].data["text/plain"] for cell in notebook.cells if cell.source == "fl.progress()")
     (line,) = (line for line in progress.splitlines() if line.startswith(lesson))
     counts = re.findall(r"(\d+) of (\d+)", line)
-    if any(done != all_of_them for done, all_of_them in counts):
+    if any(done != all_of_them for done, all_of_them in counts) or f"answered, {counts[0][1]} right" not in line:
         sys.exit(line)
     if not any(
         "widget" in kind for cell in notebook.cells for o in cell.get("outputs", []) for kind in o.get("data", {})

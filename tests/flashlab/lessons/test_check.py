@@ -15,7 +15,7 @@ import pytest
 import flashlab as fl
 from flashlab.lessons import checking, record
 from flashlab.lessons.catalogue import EXERCISES
-from flashlab.lessons.verdict import HEADLINES
+from flashlab.lessons.verdict import HEADLINES, PATIENCE
 from tests.flashlab.lessons.answers import program_of
 
 CELL = EXERCISES["00.1"].solution
@@ -35,7 +35,7 @@ def test_a_hang_is_ended_and_the_line_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(checking, "PATIENCE", 10_000)  # a busy machine is no reason to fail
     verdict = judged("while True: pass", seconds=1)
     assert verdict.kind == "hang"
-    assert "still running after 1 seconds, in line 6: while True: pass" in verdict.message
+    assert "still running after 1 seconds of work, in line 6: while True: pass" in verdict.message
 
 
 def test_on_a_busy_machine_nothing_hangs(monkeypatch: pytest.MonkeyPatch):
@@ -45,10 +45,16 @@ def test_on_a_busy_machine_nothing_hangs(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_only_the_clock_has_ended_is_told_as_that():
+    """And where it was: a loop that gets no processor's time is one that has a line, too."""
     verdict = judged("import time; time.sleep(60)", seconds=0.5)
     assert verdict.kind == "no end"
-    assert "no end within 2 seconds: a slow or busy machine, or a loop without end; run it again" in verdict.message
+    assert "no end within 2 seconds, in line 6: import time; time.sleep(60): a slow or busy machine" in verdict.message
+    assert "or a loop without end; run it again" in verdict.message
     assert "seconds=1.5" in verdict.message
+
+
+def test_a_reader_waits_20_seconds_for_an_endless_loop_at_most():
+    assert checking.SECONDS * PATIENCE <= 20
 
 
 def test_an_exception_is_a_crash_that_names_its_line():
@@ -247,8 +253,8 @@ def test_a_tile_that_was_not_stored_is_not_taken_for_one_full_of_nan():
 
 def test_no_factor_is_told_of_a_tile_that_is_right_but_for_rows_of_nan(monkeypatch: pytest.MonkeyPatch):
     def some_rows_see_no_key(seed: int) -> bool:
-        last = EXERCISES["01.3"].cases(Random(seed))[-1]
-        return last.tile.rows > last.problem.len_q - last.problem.len_kv
+        case = EXERCISES["01.3"].cases(Random(seed))[3]
+        return case.tile.rows > case.problem.len_q - case.problem.len_kv
 
     seed = next(seed for seed in range(100) if some_rows_see_no_key(seed))
     monkeypatch.setattr(checking, "fresh", lambda: Random(seed))

@@ -82,12 +82,20 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception, monkeypatch: py
     verdict = fl.check(changed, exercise=wrong.exercise)
     assert verdict.kind == wrong.kind, repr(verdict)
     assert re.search(wrong.says, verdict.message), verdict.message
+    assert re.search(wrong.why, f"{verdict.message} {verdict.tutor}"), verdict.tutor
     assert re.search(
         r"tile \d+|line \d+|^\w+ (read|written)|block\.(exp|matmul)", verdict.message
     )  # tensor, tile or line
     if verdict.kind in checking.TUTORED and not EXERCISES[wrong.exercise].cases(Random(0))[0].own_tile:
         assert verdict.step in steps_of(marked, wrong.was), verdict.tutor
         assert verdict.due is not None and verdict.tutor in repr(verdict)
+
+
+def test_each_misconception_that_is_explained_has_the_reason_that_must_be_named():
+    explained = [m for m in MISCONCEPTIONS if m.kind in (*checking.TUTORED, "sram")]
+    assert not [(m.exercise, m.name) for m in explained if not m.why]
+    no_more_than_what_is_wrong = [m for m in explained if m.why.endswith(" is .* and should be")]
+    assert len(no_more_than_what_is_wrong) <= 0.12 * len(explained)
 
 
 def test_each_exercise_has_three_misconceptions_of_different_names():

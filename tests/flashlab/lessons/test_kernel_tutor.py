@@ -281,26 +281,30 @@ def told_of(wrong: Misconception, path: Path) -> kernel_tutor.Difference | None:
     for launch in exercise.launches(Random(0)):
         verdict = kernels.judge(exercise, text, [launch], [kernel_child.run(path, exercise.kernel, launch, 240)])
         if not verdict.passed:
-            return kernel_tutor.compare(path, exercise, launch, kernels.moved_of(verdict), 240)
+            rounds = verdict.kind == kernels.ROUNDS
+            return kernel_tutor.compare(path, exercise, launch, kernels.moved_of(verdict), 240, rounds=rounds)
     return None
 
 
 @pytest.mark.long
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    "wrong", [pytest.param(x, id=f"{x.exercise}-{x.name}") for x in MISCONCEPTIONS if x.kind in kernels.TUTORED]
+    "wrong",
+    [pytest.param(x, id=f"{x.exercise}-{x.name}") for x in MISCONCEPTIONS if x.kind in kernels.TUTORED or x.why],
 )
 def test_the_tutor_names_the_place_of_a_misconception(wrong: Misconception, tmp_path: Path):
     found = told_of(wrong, learner_s(wrong, tmp_path))
     assert found, "the tutor says nothing"
     if wrong.at:
         assert wrong.at in (found.step, str(found.line)), found.words
+    assert re.search(wrong.why, found.words), found.words
     assert "\n" not in found.words
 
 
-def test_nine_in_ten_misconceptions_say_where_they_are():
+def test_nine_in_ten_misconceptions_say_where_they_are_and_all_say_why():
     for_the_tutor = [x for x in MISCONCEPTIONS if x.kind in kernels.TUTORED]
     assert sum(bool(x.at) for x in for_the_tutor) >= 0.9 * len(for_the_tutor)
+    assert all(x.why for x in for_the_tutor)
 
 
 @pytest.mark.long

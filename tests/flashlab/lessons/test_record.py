@@ -65,6 +65,13 @@ def test_where_nothing_can_be_written_nothing_breaks(tmp_path: Path, monkeypatch
     assert "exercises 0 of" in str(fl.progress())
 
 
+def test_answered_and_right_are_counted_apart():
+    record.note("predictions", "00.1", right=True)
+    for name in ("00.2", "00.3"):
+        record.note("predictions", name, right=False)
+    assert str(fl.progress()).splitlines()[0].endswith("predictions 3 of 3 answered, 1 right; exercises 0 of 4")
+
+
 def test_entries_of_lessons_that_are_gone_do_not_count():
     record.note("exercises", "99.9", passed=True)
     record.note("predictions", "99.9", right=True)

@@ -20,7 +20,7 @@ from docs._site.archive import MANIFEST
 from docs._site.blocks import replaced
 from docs._site.kinds import KINDS
 from flashlab.jsonlines import joined
-from flashlab.measure import results, speed
+from flashlab.measure import results, sources, speed
 from simulator.catalogue import CATALOGUE
 from simulator.errors import UsageError
 
@@ -320,7 +320,7 @@ NOT_MEASURED_YET: set[str] = set()
 def test_there_are_results_of_every_kind_and_nothing_else_lies_there() -> None:
     found = {path.relative_to(RESULTS) for path in RESULTS.rglob("*") if path.is_file()}
     loose = {path.name for path in found if len(path.parts) == 1}
-    assert loose == {"README.md", MANIFEST.name}
+    assert loose == {"README.md", MANIFEST.name, sources.KERNELS}
     places = {Path(name.replace("-", "/", name in BESIDE)) for name in (*KINDS, *BESIDE)}
     assert {path.parent for path in found if len(path.parts) > 1} - {Path("schema")} == places - NOT_MEASURED_YET
     assert {path.suffix for path in found if len(path.parts) > 1 and path.parent != Path("schema")} == {".jsonl"}

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import simulator
-from flashlab.run import abi, arrays, backward, call, devices, tritonc
+from flashlab.run import abi, arrays, devices, facade, kernels, tritonc
 from flashlab.run import plan as plans
 from simulator.catalogue import Kernel as Row
 from simulator.counts import Counts
@@ -192,6 +192,10 @@ class FakeCupy:
         return self
 
     def is_capturing(self) -> bool:
+        return self.capturing
+
+    def streamIsCapturing(self, stream: int) -> bool:
+        del stream
         return self.capturing
 
     def synchronize(self) -> None:
@@ -382,11 +386,11 @@ def compile_in_triton(kernel: Row, counts: Counts) -> tritonc.Compiled:
 def installed(module: Any) -> Iterator[Any]:
     """A `cupy` in place of the real one, or none, with nothing remembered of another."""
     caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, arrays.warm_copies,
-              devices._device, plans._compiled, plans._loaded, plans._constant, call._cached_plan, call._cached_call,
-              backward._plan)  # fmt: skip
+              devices._device, kernels._compiled, kernels._loaded, plans._constant, facade._plan)  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", module)
         patch.setattr(arrays, "_unread", {})
+        patch.setattr(facade, "_warm", {})
         patch.setattr(tritonc, "compile_kernel", compile_in_triton)
         for cache in caches:
             cache.cache_clear()
@@ -412,7 +416,7 @@ class Tensor:
         return self.x.data.ptr
 
     def get_device(self) -> int:
-        return self.x.data.device_id
+        return self.x.data.device_id if self.is_cuda else -1
 
     def __dlpack__(self) -> None:
         raise NotImplementedError

@@ -233,7 +233,7 @@ def test_attention_refuses_kinds_that_are_mixed_and_an_out_that_it_cannot_write(
     assert line.startswith("out = 'OnAGpu': expected a NumPy array")
     wide = [x.astype(np.float64) for x in QKV]
     line = refused(lambda: fl.attention(*wide, out=np.zeros_like(wide[0]), backend="emulator"))
-    assert line.startswith("q.dtype = float64: expected float32 or")
+    assert line.startswith("q.dtype = 'float64': expected one of float32")
 
 
 def test_a_workload_has_what_it_drew_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

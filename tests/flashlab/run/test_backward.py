@@ -226,7 +226,7 @@ def test_auto_is_the_fastest_that_takes_the_problem(
         asked.append(algorithm)
         raise fl.Unavailable("asked")
 
-    monkeypatch.setattr("flashlab.run.plan.gpu_plan", gpu_plan)
+    monkeypatch.setattr("flashlab.run.facade.gpu_plan", gpu_plan)
     with pytest.raises(fl.Unavailable, match="asked"):
         p = P.replace(**changed)
         fl.attention_backward(**on_gpu(p), **p.masks, deterministic=one_order)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
+from simulator import memory
 from simulator.dtypes import Array
 from simulator.operations.pairs import block_lists
 
@@ -62,6 +63,8 @@ NUMBER, INDICES = (x[0, 0] for x in ordered(VISIBLE))
         ({"indptr": np.array([0, 2]), "indices": np.array([0]), "key_blocks": 3}, "indptr = [0, 2]: expected numbers that rise "
          "from 0 to 1, the length of indices"),
         ({"indptr": np.array([0, 1]), "indices": np.array([3]), "key_blocks": 3}, "indices of row 0 = 3: expected a key block"),
+        ({"indptr": np.array([0, 1]), "indices": np.array([0]), "key_blocks": 2**40},
+         "key_blocks = 1099511627776: expected at most 2,147,483,646, as int32 holds"),
         ({"kv_num_blocks": NUMBER, "indptr": np.array([0]), "indices": np.array([0])}, "kv_num_blocks = 'given': expected None"),
         ({"kv_num_blocks": NUMBER, "kv_indices": INDICES, "key_blocks": 3}, "key_blocks = 3: expected None: kv_indices says it"),
     ],
@@ -70,6 +73,12 @@ def test_bad_lists_get_one_line(given: dict[str, Any], said: str) -> None:
     with pytest.raises(fl.UsageError) as refused:
         fl.block_mask(**given)
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+
+
+def test_lists_that_memory_does_not_hold_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda: 1 << 30)
+    with pytest.raises(fl.UsageError, match=r"^memory = the lists of blocks, 26 GiB: expected at most the 1 GiB"):
+        fl.block_mask(indptr=np.array([0, 1]), indices=np.array([0]), key_blocks=2**30)
 
 
 def test_the_facade_takes_them() -> None:

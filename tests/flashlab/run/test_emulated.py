@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_built_for_a_gpu(device: str) -> None:
     assert judgement.passed, judgement.message
 
 
+def test_the_sram_of_a_block_is_the_tile_programs() -> None:
+    """Of a ragged batch, too, where a warp tells itself its next units. Seeded: a formula with 16 bytes more, and a device where
+    the tile program alone doesn't fit."""
+    p = fl.Problem(batch=1, heads=1, lengths=[(1, 1)], head_dim=128, dtype="float16")
+    run = fl.emulate("flash_decoding", **ATTENTION.draw(p), **p.masks)
+    assert run.passed, run.complaints()
+    (launch,) = run.counts.launches
+    more = replace(run.counts, launches=(replace(launch, sram_peak=launch.sram_peak + 16),))
+    other = replace(run, counts=more)
+    assert not other.passed
+    (line,) = other.complaints()
+    assert line == f"flash_decoding: 222,112 bytes of SRAM per block in the tile program, the formula {222_112 + 16:,}"
+    small = replace(run.counts, device=run.counts.device.replace(sram_per_block=10_000))
+    (line,) = replace(run, counts=small).complaints()
+    assert "bytes of SRAM per block, and h100 has 10,000" in line
+
+
 @pytest.mark.parametrize(("len_q", "len_kv"), [(0, 5), (5, 0)])
 def test_nothing_to_do(len_q: int, len_kv: int) -> None:
     out, lse = attention(*fl.random_inputs(SMALL.replace(len_q=len_q, len_kv=len_kv)), lse=True)
@@ -109,10 +127,17 @@ def read_only(x: Any) -> Any:
 
 Q = np.zeros((1, 2, 40, 32), np.float16)
 BAD_OUT = [
-    (lambda _: np.zeros((1, 2, 40, 16), "f2"), "out.shape = (1, 2, 40, 16): expected (1, 2, 40, 32), as q has"),
-    (lambda _: np.zeros(Q.shape, "f4"), "out.dtype = 'float32': expected float16, for q of float16"),
+    (
+        lambda _: np.zeros((1, 2, 40, 16), "f2"),
+        "out.shape = (1, 2, 40, 16): expected (1, 2, 40, 32), its axes are batch",
+    ),
+    (lambda _: np.zeros(Q.shape, "f4"), "out.dtype = 'float32': expected float16"),
     (lambda q: q, "out = 'memory shared with q': expected an array apart from the inputs"),
     (lambda _: read_only(np.zeros(Q.shape, "f2")), "out = 'read-only array'"),
+    (
+        lambda _: np.ma.array(np.zeros(Q.shape, "f2"), mask=True, hard_mask=True),
+        "out = masked array: expected an array",
+    ),
     (lambda _: np.lib.stride_tricks.as_strided(Q.copy(), Q.shape, (0, 0, 64, 2)), "don't overlap each other"),
     (lambda _: [[1.0]], "out = 'list': expected a NumPy array"),
 ]
@@ -123,7 +148,7 @@ def test_out_that_cannot_be_written(made: Any, line: str, monkeypatch: pytest.Mo
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("ran")
 
-    monkeypatch.setattr(emulated, "emulate", never)
+    monkeypatch.setattr(emulated, "emulate_problem", never)
     q, k, v = fl.random_inputs(SMALL)
     with pytest.raises(fl.UsageError) as refused:
         attention(q, k, v, out=made(q))

@@ -157,7 +157,7 @@ def test_tiles(algorithm: str, tile: str) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_ptx_of_a_t4(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings")
-    monkeypatch.setattr(plans, "ARCH", "compute_75")
+    monkeypatch.setattr(devices, "ARCH", "compute_75")
     if algorithm in HOPPER or fl.CATALOGUE[algorithm].language == "triton":
         with pytest.raises(fl.Unavailable, match=r"needs sm_90a|need 8\.0"):
             plans.gpu_plan(algorithm, of(algorithm) if algorithm in EIGHT_BIT else problem(dtype))
@@ -168,7 +168,7 @@ def test_the_ptx_of_a_t4(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyP
         check(p, inputs, *fl.attention(*map(to_cupy, inputs), algorithm=algorithm, lse=True, causal=True))
         plan = plans.gpu_plan(algorithm, p)
         assert plan.counts == fl.count(algorithm, p, device="t4")
-        assert {launch.kernel.ptx_version for launch in plan._launches} == {75}
+        assert {launch.kernel.ptx_version for launch in plan.launches} == {75}
     with pytest.raises(fl.UsageError, match="bfloat16"):
         fl.attention(*map(to_cupy, fl.random_inputs(problem("bfloat16"))), algorithm=algorithm)
 
@@ -512,7 +512,7 @@ def test_counts_are_those_of_the_device(algorithm: str) -> None:
 def test_kernels_neither_spill_nor_hold_sram_of_their_own(algorithm: str) -> None:
     skip_what_cannot_run(algorithm)
     for dtype in fl.CATALOGUE[algorithm].dtypes:
-        for launch in plans.gpu_plan(algorithm, problem(dtype, len_q=64))._launches:
+        for launch in plans.gpu_plan(algorithm, problem(dtype, len_q=64)).launches:
             assert launch.kernel.local_size_bytes == 0
             assert launch.kernel.shared_size_bytes == 0
 
@@ -520,10 +520,10 @@ def test_kernels_neither_spill_nor_hold_sram_of_their_own(algorithm: str) -> Non
 def test_header_edits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from flashlab.run import nvrtc
 
-    first = plans.gpu_plan("flash2", problem())._launches[0].kernel
-    assert plans.gpu_plan("flash2", problem())._launches[0].kernel is first
+    first = plans.gpu_plan("flash2", problem()).launches[0].kernel
+    assert plans.gpu_plan("flash2", problem()).launches[0].kernel is first
     monkeypatch.setattr(nvrtc, "sources_digest", lambda: "0123456789abcdef")
-    assert plans.gpu_plan("flash2", problem())._launches[0].kernel.options != first.options
+    assert plans.gpu_plan("flash2", problem()).launches[0].kernel.options != first.options
 
 
 @pytest.fixture(autouse=True)

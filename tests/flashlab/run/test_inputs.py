@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 import flashlab as fl
 from flashlab.run.inputs import InputError, Inputs, load_inputs, sample
+from simulator import memory
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "flashlab" / "data" / "sample.npz"
@@ -316,6 +317,19 @@ def test_an_array_larger_than_memory_gets_one_line(tmp_path: Path):
             raw = small.read(name)
             large.writestr(name, raw.replace(b"(1, 4, 5, 8), }" + b" " * 14, b"(1, 4, 5, 8000000000000000), }"[:29]))
     assert "q" in refused(tmp_path / "a.npz")
+
+
+def test_memory_is_looked_at_before_an_array_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A small archive may hold large arrays."""
+    x = np.zeros((1, 1, 1_000_000, 16), np.float16)
+    np.savez_compressed(tmp_path / "a.npz", q=x, k=x, v=x)
+    assert (tmp_path / "a.npz").stat().st_size < x.nbytes / 100
+    monkeypatch.setattr(memory, "free", lambda: 4 * x.nbytes)
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("it is read"))
+    with pytest.raises(
+        fl.UsageError, match=r"^memory = q, k and v of a\.npz, 122 MiB: expected at most the 122 MiB that"
+    ):
+        load_inputs(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.run.plan import gpu_device
+from flashlab.run.devices import gpu_device
 from flashlab.verify.pages import repaged
 from simulator.dtypes import numpy_dtype
 from simulator.operations.latent import LATENT, PAGED_LATENT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 import threading
 from collections.abc import Callable
@@ -19,9 +21,9 @@ from hypothesis import strategies as st
 import flashlab as fl
 import kernels_cu
 import simulator
-from flashlab.run import arrays, call, nvrtc, tma
-from flashlab.run import plan as plans
-from flashlab.run.plan import Plan, kernel_of
+from flashlab.run import arrays, call, choose, devices, launch, nvrtc, tma
+from flashlab.run.kernels import kernel_of
+from flashlab.run.plan import Plan
 from simulator.operations.attention import ATTENTION
 from simulator.problem import WIDTH
 from tests.flashlab.run.fake import FakeCupy, Tensor, at, ndarray
@@ -116,6 +118,40 @@ def test_outputs_that_are_given_are_written_in_place(cupy: FakeCupy, given: Any,
         fl.plan("flash2", p).run(arrays_, lse=expected["lse"])
 
 
+@pytest.mark.parametrize("backend", ["gpu", "simulator", "emulator"])
+def test_a_plan_is_pickled_by_what_it_was_made_of(backend: Any) -> None:
+    device: Any = {} if backend == "gpu" else {"device": "a100"}
+    plan: Any = fl.plan("flash2", P, backend=backend, tile=(64, 64), lse=True, **device)
+    again = pickle.loads(pickle.dumps(plan))
+    assert type(again) is type(plan) and again is not plan
+    assert (again.counts, again.device, again.workspace) == (plan.counts, plan.device, plan.workspace)
+    if backend != "gpu":
+        found, expected = (each.run(dict(zip("qkv", fl.random_inputs(P), strict=True))) for each in (again, plan))
+        assert found.keys() == expected.keys() == {"out", "lse"}
+        assert all(found[name].tobytes() == expected[name].tobytes() for name in found)
+
+
+@fl.program
+def own(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+    out = m.output("out")
+    for block in m.launch("own", rows=problem.row_tiles(tile), warps=4):
+        block.step("store")
+        block.store(out, block.full(tile.rows, v.cols, 0.0), block.i, tile.rows)
+    return out
+
+
+def test_programs_and_rows_of_the_catalogue_are_pickled_by_name() -> None:
+    for name, row in fl.CATALOGUE.items():
+        assert pickle.loads(pickle.dumps(row)) is row and copy.deepcopy(row) is row, name
+        assert pickle.loads(pickle.dumps(row.program)) is row.program
+    mine = fl.catalogue.get(own)
+    assert pickle.loads(pickle.dumps(own)) is own and pickle.loads(pickle.dumps(mine)) == mine
+    assert pickle.loads(pickle.dumps(fl.plan(own, P, backend="simulator"))).row == mine
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda") as refused:
+        pickle.dumps(fl.program(lambda: None))
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("backend", ["simulator", "emulator"])
 def test_a_plan_on_the_cpu_writes_outputs_in_place(backend: Any) -> None:
     p = fl.Problem(batch=1, heads=2, len_q=40, head_dim=16, dtype="float16", causal=True)
@@ -168,15 +204,16 @@ def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: A
 
 def test_zeros_belong_to_a_stream_of_a_thread_or_to_a_captured_call(cupy: FakeCupy) -> None:
     """Kernels count in them, so no two calls that may run at the same time share any."""
-    zeros = plans._Zeros(300)  # pyright: ignore[reportPrivateUsage]
-    one, two, captured = (SimpleNamespace(ptr=n, is_capturing=lambda n=n: n == 3) for n in (1, 2, 3))
+    zeros = launch.Zeros(300)
+    one, two, captured = 1, 2, 3
+    cupy.streamIsCapturing = lambda stream: stream == captured  # type: ignore[method-assign]
     asked = list[int]()
 
     def take(nbytes: int) -> tuple[int, Any]:
         asked.append(nbytes)
         return -1024 * len(asked), asked
 
-    def at(stream: Any) -> int:
+    def at(stream: int) -> int:
         return zeros.at(stream, take)[0]
 
     cupy.log.clear()
@@ -187,8 +224,8 @@ def test_zeros_belong_to_a_stream_of_a_thread_or_to_a_captured_call(cupy: FakeCu
     places = {mine, at(two), theirs, *(at(captured) for _ in range(20))}
     assert len(places) == 23 and min(b - a for a, b in pairwise(sorted(places))) >= 300
     assert not cupy.log and not asked and not cupy.cleared, "made ahead"
-    places |= {at(captured) for _ in range(plans._MOST_ZEROS)}  # pyright: ignore[reportPrivateUsage]
-    assert len(places) == 23 + plans._MOST_ZEROS  # pyright: ignore[reportPrivateUsage]
+    places |= {at(captured) for _ in range(launch._MOST_ZEROS)}  # pyright: ignore[reportPrivateUsage]
+    assert len(places) == 23 + launch._MOST_ZEROS  # pyright: ignore[reportPrivateUsage]
     assert cupy.cleared == [(-1024 * n, 512, 3) for n in range(1, len(asked) + 1)], (
         "a graph sets those to 0 that it took itself"
     )
@@ -198,12 +235,11 @@ def test_zeros_belong_to_a_stream_of_a_thread_or_to_a_captured_call(cupy: FakeCu
 def test_zeros_of_a_plan_that_is_made_while_a_graph_captures(cupy: FakeCupy) -> None:
     """Nothing can be allocated from the driver then. Later calls find zeros that were made for them."""
     cupy.capturing = True
-    zeros = plans._Zeros(300)  # pyright: ignore[reportPrivateUsage]
+    zeros = launch.Zeros(300)
     cupy.capturing = False
     assert not cupy.log
-    stream = SimpleNamespace(ptr=1, is_capturing=lambda: False)
-    pointer, _ = zeros.at(stream, lambda nbytes: pytest.fail("it takes no workspace"))
-    assert cupy.log and zeros.at(stream, lambda nbytes: (0, None))[0] == pointer
+    pointer, _ = zeros.at(1, lambda nbytes: pytest.fail("it takes no workspace"))
+    assert cupy.log and zeros.at(1, lambda nbytes: (0, None))[0] == pointer
 
 
 def test_a_plan_counts_in_zeros_of_its_own(cupy: FakeCupy, given: Any) -> None:
@@ -231,7 +267,7 @@ def test_workspaces_are_said_in_bytes() -> None:
 def test_arrays_lie_side_by_side_in_one_piece(sizes: list[int]) -> None:
     """In the order of their sizes, each at a multiple of 32."""
     named: Any = [SimpleNamespace(name=str(i), nbytes=n) for i, n in enumerate(sizes)]
-    offsets, nbytes = plans._laid_out(named)
+    offsets, nbytes = launch.laid_out(named)
     spans = sorted((begin, begin + sizes[int(name)]) for name, begin in offsets.items())
     assert all(begin % 32 == 0 for begin, _ in spans)
     assert all(0 <= after[0] - before[1] < 32 for before, after in pairwise(spans))
@@ -251,10 +287,11 @@ def test_a_workspace_may_have_an_allocation_of_its_own(cupy: FakeCupy, monkeypat
     plan = plan_of("flash1")
     own = [x.nbytes for x in plan.counts.tensors.values() if x.role == "workspace"]
     for apart, expected in ((False, [sum(own)]), (True, own)):
-        monkeypatch.setattr(plans, "APART", apart)
+        monkeypatch.setattr(launch, "APART", apart)
         given = {name: cupy.asarray(x) for name, x in zip("qkv", fl.random_inputs(problem("flash1")), strict=True)}
+        plan._launcher.cache_clear()
         plan._ready.cache_clear()
-        plan._called.cache_clear()
+        plan._warm.clear()
         out = plan.run(given)["out"]
         cupy.log.clear()
         plan.run(given, out=out)
@@ -351,7 +388,7 @@ def test_threads_that_make_the_same_plan_compile_it_once(cupy: FakeCupy, compile
 
     def make(_: int) -> Any:
         begin.wait()
-        return plan_of("flash1")._launches[0].kernel
+        return plan_of("flash1").launches[0].kernel
 
     with ThreadPoolExecutor(4) as pool:
         kernels = set(pool.map(make, range(4)))
@@ -367,10 +404,10 @@ def test_another_revision_has_kernels_of_its_own(
     shutil.copytree(kernels_cu.source("flash2").parent, other, ignore=shutil.ignore_patterns("emulator"))
     with (other / changed).open("a", encoding="utf-8") as file:
         file.write("// another revision\n")
-    mine = plan_of("flash2")._launches[0].kernel
+    mine = plan_of("flash2").launches[0].kernel
     with kernels_cu.sources_in(other):
-        theirs = plan_of("flash2")._launches[0].kernel
-    assert (plan_of("flash2")._launches[0].kernel is mine, theirs is mine, compiled) == (True, False, ["flash2"] * 2)
+        theirs = plan_of("flash2").launches[0].kernel
+    assert (plan_of("flash2").launches[0].kernel is mine, theirs is mine, compiled) == (True, False, ["flash2"] * 2)
 
 
 def test_threads_share_a_plan(cupy: FakeCupy) -> None:
@@ -393,7 +430,7 @@ def test_threads_share_a_plan(cupy: FakeCupy) -> None:
 def test_what_is_left_out_stays_where_it_is(cupy: FakeCupy) -> None:
     """Scales of 1 are made once, whichever thread or plan asks first: kernels have their addresses."""
     first, second = plan_of("flash3_fp8"), plan_of("flash3_fp8", lse=True)
-    places = [{name: x.ptr for name, x in plan._left_out.items() if name != "lse"} for plan in (first, second)]
+    places = [{name: x.ptr for name, x in plan.left_out.items() if name != "lse"} for plan in (first, second)]
     assert places[0] == places[1] and set(places[0]) == {"q_scale", "k_scale", "v_scale"}
     assert all((at(x, (1,), (4,), np.dtype("f4")) == 1).all() for x in places[0].values())
 
@@ -402,10 +439,10 @@ def test_what_nobody_reads_has_one_place(cupy: FakeCupy, given: Any) -> None:
     """The LSE that flash2 writes and nobody asked for: no call allocates it, and plans share it by powers of two."""
     lens = {40: 2 * 4 * 40 * 4, 50: LSE, 100: 2 * 4 * 100 * 4}
     plans_ = {n: fl.plan("flash2", P.replace(len_q=n)) for n in lens}
-    places = {n: plan._left_out["lse"] for n, plan in plans_.items()}
+    places = {n: plan.left_out["lse"] for n, plan in plans_.items()}
     assert places[40].ptr == places[50].ptr != places[100].ptr
     assert all(place.mem.size >= lens[n] for n, place in places.items())
-    assert "lse" not in fl.plan("flash2", P, lse=True)._left_out
+    assert "lse" not in fl.plan("flash2", P, lse=True).left_out
     before = len(cupy.log)
     arrays_ = given(P)
     plans_[50].run(arrays_)
@@ -457,4 +494,4 @@ RAGGED: dict[str, Any] = {"batch": 1, "len_kv": None}
 def test_auto_decodes_where_queries_are_few(changes: dict[str, Any], arch: str, name: str) -> None:
     sizes: dict[str, Any] = {"batch": 2, "heads": 8, "kv_heads": 2, "len_kv": 4096, "head_dim": 128, "dtype": "float16"}
     p = fl.Problem(**{**sizes, **changes})
-    assert plans.on_the_gpu("auto", fl.CATALOGUE["flash2"].operation, p, None, arch) == name
+    assert choose.fastest(ATTENTION, p, devices.gpu_device(arch)) == name

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.verify import Options, Row, apart, load, verify
+from flashlab.verify import Options, Row, apart, load, steps, verify
 from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import Bench
 from flashlab.verify.steps import MOST_ENDS, Ended, Journal, Steps
@@ -233,6 +234,23 @@ def test_a_search_costs_one_end() -> None:
 
 
 # the journal
+
+
+def test_an_alarm_is_put_off_while_a_call_is_given_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the clock a busy machine would make a right target fail. What is left then rings it, a while later."""
+    looks, has, armed = iter([False, False, False, True]), iter([0.0, 3.0, 6.0]), list[float]()
+    over: Any = SimpleNamespace(wait=lambda _: next(looks))
+
+    class Watch:
+        def __init__(self, _: int) -> None: ...
+
+        seconds = property(lambda _: next(has))
+
+    monkeypatch.setattr(steps, "Stopwatch", Watch)
+    monkeypatch.setattr(steps.faulthandler, "dump_traceback_later", lambda seconds, **_: armed.append(seconds))
+    with (tmp_path / "where.txt").open("w") as where:
+        Journal(tmp_path, 5)._put_off(where, over)
+    assert armed == [5 + 2 * steps.LOOK, 2 + 2 * steps.LOOK, 1e-3]
 
 
 class Death(BaseException):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.measure import results
@@ -69,6 +72,17 @@ def test_of_a_result_only_its_data_counts() -> None:
     assert found.where.startswith("rows[rule, ") and found.where.endswith(".status")
 
 
+def test_how_a_result_is_written_makes_no_difference(tmp_path: Path) -> None:
+    """A file of schema 2 is one JSON document, one of schema 3 is JSON Lines."""
+    new = next((RESULTS / "fp8").glob("*.jsonl"))
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({**results.load(new).content, "schema": 2}))
+    assert document("diff", old, new)["same"]
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(new.read_text().splitlines(keepends=True)[:-1]))
+    assert "a JSON document" in one_line("diff", old, cut)
+
+
 @pytest.mark.parametrize("kind", sorted(results.kinds()))
 def test_every_kind_is_the_same_as_itself_and_no_place_is_there_twice(kind: str) -> None:
     files = sorted((RESULTS / kind).glob("*.jsonl"))
@@ -107,3 +121,45 @@ def test_the_command(tmp_path: Path) -> None:
         ((a, b, "--tolerance", "-1"), "--tolerance = -1.0: expected a share of at least 0"),
     ):
         assert says in one_line("diff", *words)
+
+
+@given(st.text(), st.text())
+def test_a_strangers_words_never_command_a_terminal(key: str, word: str) -> None:
+    """Keys, values, what a row says of itself, and what the refusals quote."""
+    a = {"schema": word, key: word, "rows": [{"name": word, key: 1}]}
+    b = {"schema": word, key: 0, "rows": [{"name": key, key: word}]}
+    shown = [*differences(a, b).cells, (differences(a, b).text,)]
+    for x, y in (
+        (a, b | {"schema": 0}),
+        ({"kind": key}, {"kind": word}),
+        ({key: 1}, {word: 1, "other": 2, "third": 3}),
+    ):
+        try:
+            shown += compare(x, y).cells
+        except UsageError as refused:
+            shown.append((str(refused),))
+    for text in (text for row in shown for text in row):
+        assert all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text)
+
+
+def test_the_command_shows_what_a_terminal_would_obey(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"algorithm": "\x1b[2J", "\x1b]0;title\x07": 1, "x": 1}))
+    (tmp_path / "b.json").write_text(json.dumps({"algorithm": "flash2", "\x1b]0;title\x07": 2, "x": 1}))
+    done = run("diff", tmp_path / "a.json", tmp_path / "b.json", code=1)
+    assert "\\x1b[2J" in done.stdout and "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500])
+def test_a_deep_document_is_refused_in_one_line(deep: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text(deep)
+    assert "(it is nested more than 100 deep)" in one_line("diff", path, path)
+    with pytest.raises(UsageError, match="a result that can be read"):
+        results.load(path)
+
+
+def test_numbers_that_no_float_holds(tmp_path: Path) -> None:
+    """JSON has integers of any length."""
+    a, b = {"x": 10**400, "seconds": 10**400}, {"x": 1.5, "seconds": 1.5}
+    assert [each.change for each in differences(a, b, 0.1).found] == ["", ""]
+    assert not differences(a, a).found
