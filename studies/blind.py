@@ -127,8 +127,7 @@ def predict(cells: Iterable[Cell], device: DeviceName, command: str) -> dict[str
 
 
 def measure(file: str) -> Path:
-    """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result, whose
-    condition is the set's name."""
+    """Time the cells of a prediction file, those of one problem side by side. The result's condition is the set's name."""
     predicted = said(file)
     together: dict[speed.Cell, list[str]] = {}
     for cell in predicted:
@@ -151,7 +150,6 @@ def measure(file: str) -> Path:
 
 
 def headline(of: Any) -> str:
-    """The mean error, by kernel."""
     errors = grouped(of.rows, "algorithm", lambda r: abs(r.predicted / r.milliseconds - 1)).items()
     parts = ", ".join(f"{name} {statistics.fmean(found):.1%} ({len(found)} times)" for name, found in errors)
     return f"mean error of the time model's predictions made before measuring: {parts}"

@@ -31,15 +31,14 @@ RECORDED = row(
 
 
 def _sums(of: Any) -> str:
-    rules = grouped(of.rows, "instruction", lambda r: (r.together, r.kept, r.mantissa))
     by_rule: dict[Any, list[str]] = {}
-    for name, (rule,) in rules.items():
-        by_rule.setdefault(rule, []).append(name)
+    for r in of.rows:
+        by_rule.setdefault((r.together, r.kept, r.mantissa), []).append(r.instruction)
     said = "; ".join(
         f"{n} products at a time, with {kept} bits below the largest and {bits} of the sum ({', '.join(names)})"
         for (n, kept, bits), names in by_rule.items()
     )
-    equal, cases = sum(r.equal for r in of.rows), sum(r.cases for r in of.rows)
+    equal, cases = (sum(getattr(r, name) for r in of.rows) for name in ("equal", "cases"))
     return f"tensor cores add {said}: the same in every bit in {equal:,} of {cases:,} cases"
 
 

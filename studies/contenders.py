@@ -12,7 +12,7 @@ the same requests in bfloat16, and a feature beside the same call without.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -101,11 +101,7 @@ class Append(Data):
 
     @property
     def work(self) -> int:
-        """FLOPs of the pairs that the mask leaves: n² / 2 of n new tokens with each other, and all with what is cached.
-
-        >>> Append(batch=8, mean=2048, skewed=False).work == 4 * HEAD_DIM * HEADS * 8 * 2048**2 // 2
-        True
-        """
+        """FLOPs of the pairs that the mask leaves: n² / 2 of n new tokens with each other, and all with what is cached."""
         return 2 * HEAD_DIM * HEADS * sum(new * (2 * keys - new) for new, keys in self.lengths)
 
 
@@ -152,12 +148,15 @@ AGAINST: Mapping[str, tuple[str, ...]] = {
 """The peers of each algorithm that is timed, where nothing else is said."""
 
 
-def check(algorithm: str, against: Iterable[str]) -> None:
-    """Raise `UsageError` for a peer that an algorithm doesn't have. Two take `flashlab bench`'s peers and any algorithm, too."""
-    more = (*peers.PEERS, *CATALOGUE) if algorithm in ("flash_decoding", "paged") else ()
-    for name in against:
+def check(algorithm: str, given: Sequence[str] | None) -> Sequence[str]:
+    """The peers that are timed. Raises `UsageError` for one that an algorithm doesn't have, and for one that isn't timed."""
+    if algorithm not in AGAINST:
+        raise unknown("algorithm", algorithm, AGAINST)
+    more = (*peers.PEERS, *CATALOGUE) if algorithm in ("flash_decoding", "paged") else ()  # as `flashlab bench`
+    for name in given or ():
         if name not in (known := tuple(dict.fromkeys((*AGAINST[algorithm], *more)))):
             raise unknown("against", name, known)
+    return AGAINST[algorithm] if given is None else given
 
 
 def ready(algorithm: str, makers: Mapping[str, Callable[[], Call]], failed: dict[str, str]) -> Calls:
@@ -194,12 +193,7 @@ def library(name: str, package: str = "flashinfer-python") -> Any:
 
 
 def lognormal(requests: int, mean: int, seed: int = 0) -> list[int]:
-    """Skewed lengths with this mean: lognormal with σ = 1, as in traces of chats, and at least 1.
-
-    >>> lengths = lognormal(16, 8192)
-    >>> sum(lengths) == 16 * 8192, min(lengths), max(lengths)
-    (True, 666, 29393)
-    """
+    """Skewed lengths with this mean: lognormal with σ = 1, as in traces of chats, and at least 1."""
     drawn = random.Random(seed)
     shares = [drawn.lognormvariate(0, 1) for _ in range(requests)]
     lengths = [max(1, round(x / sum(shares) * requests * mean)) for x in shares]
@@ -272,11 +266,7 @@ def _attention(**given: Any) -> Any:
 
 
 def nbytes(algorithm: str, cell: Decode) -> int:
-    """The bytes of all keys and values, each once.
-
-    >>> nbytes("mla", DECODED["mla"][1]) == 65536 * 576 * 2
-    True
-    """
+    """The bytes of all keys and values, each once."""
     keys = cell.batch * cell.len_kv + (cell.len_prefix or 0)
     width = LATENT if algorithm.startswith("mla") else 2 * cell.kv_heads * HEAD_DIM
     return (1 if cell.kv_dtype else 2) * keys * width

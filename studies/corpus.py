@@ -73,10 +73,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def measured(checkouts: Sequence[Path], jobs: int = 1) -> list[dict[str, Any]]:
-    """What became of the `.cu` files of checkouts, by their names, as plain data for `CHECKOUT`; `jobs` are tried at the same time.
-
-    Raises `UsageError` for what is no checkout.
-    """
+    """What became of the `.cu` files of checkouts, as plain data for `CHECKOUT`. Raises `UsageError` for what is no checkout."""
     rows: list[dict[str, Any]] = []
     files: list[tuple[dict[str, Any], Path, Path]] = []
     for folder in checkouts:
@@ -128,10 +125,8 @@ def tried(path: Path, checkout: Path, stopped: Event) -> dict[str, Any]:
 
 
 def _child(path: Path, first: int, stopped: Event) -> tuple[list[dict[str, Any]], str | None]:
-    """What a process says that builds a file and runs its kernels from a number on, and why it ended before its time.
-
-    When this returns, nothing that the process started is left: no compiler either.
-    """
+    """What a process says that builds a file and runs its kernels from a number on, and why it ended before its time. Nothing that
+    it started is left then: no compiler either."""
     command = [sys.executable, "-m", "studies", "corpus", "child", str(path.resolve()), str(first)]
     with TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT)
@@ -175,10 +170,7 @@ def child(path: Path, first: int) -> None:
 
 
 def entries_of(found: Survey) -> list[str]:
-    """All kernels of a file, of each template the first instances that the file names.
-
-    Raises `UsageError` for a file that has none.
-    """
+    """All kernels of a file, of each template the first instances that it names. Raises `UsageError` for a file without any."""
     names = [kernel.name for kernel in found.kernels]
     entries: list[str] = []
     for kernel in found.kernels:
@@ -243,7 +235,6 @@ def _counts(files: Sequence[Any]) -> tuple[int, ...]:
 
 
 def headline(of: Any) -> str:
-    """One sentence: how many files build, and how many kernels run."""
     tried, built, kernels, ran, right = _counts([file for checkout in of.checkouts for file in checkout.files])
     shares = [f"{100 * part / whole:.1f} %" if whole else "–" for part, whole in ((built, tried), (ran, kernels))]
     runs = f"{ran} of their {kernels} kernels ({shares[1]}) run to an end, {right} of them held to NumPy"

@@ -1,6 +1,4 @@
-"""What an SM does per clock, and how long it waits: the figures of simulator/time/rates.py, measured on a Hopper GPU.
-
-    python -m studies rates          writes docs/results
+"""What an SM does per clock, and how long it waits, for simulator/time/rates.py, on a Hopper GPU: `python -m studies rates`.
 
 Throughputs are of a whole SM that is kept as busy as possible. Latencies are of loads that wait for each other. Both are in clocks
 that the SM itself counts. `clocks` says at which rate these clocks came while attention kernels ran, interleaved as
@@ -250,7 +248,6 @@ def clocks(m: Machine, cells: Sequence[speed.Cell]) -> Iterator[Row]:
 
 
 def headline(of: Any) -> str:
-    """One sentence: how many rates there are, and the range of the clock rate."""
     ghz = [r.gigahertz for r in of.clocks]
     span = f"{min(ghz):.2f} to {max(ghz):.2f} GHz (median {statistics.median(ghz):.2f})"
     return f"{len(of.rows)} rates and latencies of an SM; its clock while attention kernels run: {span}"

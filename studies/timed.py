@@ -36,12 +36,12 @@ from flashlab.run.plan import gpu_plan
 from simulator import Problem
 from simulator.api import count
 from simulator.catalogue import get
-from simulator.errors import Unavailable, UsageError, unknown
+from simulator.errors import Unavailable, UsageError
 from simulator.operations.attention import ATTENTION
 from simulator.operations.draws import random_optional
 from simulator.problem import CACHES, Tile
 from studies import contenders
-from studies.contenders import AGAINST, APPENDED, DECODED, DRAFTS, Append, Calls, Decode, reason
+from studies.contenders import APPENDED, DECODED, DRAFTS, Append, Calls, Decode, reason
 from studies.rows import CELL, Made, data, each, grouped, row, shown
 
 Call = Callable[[], Any]
@@ -104,9 +104,9 @@ def drawn(p: Problem) -> dict[str, Any]:
     return arrays | {name: torch.from_numpy(x).cuda() for name, x in random_optional(p).items()}
 
 
-def cell_of(cell: Cell, *took: Sequence[float]) -> Row:
-    """The fields of a cell, and the median of the first times."""
-    return {name: getattr(cell, name) for name in CELL} | {"milliseconds": statistics.median(took[0])}
+def cell_of(cell: Cell, took: Sequence[float]) -> Row:
+    """The fields of a cell, and the median of its times."""
+    return {name: getattr(cell, name) for name in CELL} | {"milliseconds": statistics.median(took)}
 
 
 TIMED: Mapping[str, Any] = {**CELL, "milliseconds": float, "ratio": float, "rounds": int}
@@ -139,13 +139,6 @@ def served(algorithm: str, sets: Sequence[Calls], repeats: int, asked: Asked, fa
     asked.not_run.extend(line for x, why in failed.items() if (line := f"{x} ({why})") not in asked.not_run)
     middle = {name: statistics.median(found) for name, found in times.items()}
     return {"microseconds": middle, "ratios": ratios, "rounds": asked.rounds, "failed": failed}
-
-
-def serving_peers(algorithm: str, given: Sequence[str] | None) -> Sequence[str]:
-    if algorithm not in AGAINST:
-        raise unknown("algorithm", algorithm, AGAINST)
-    contenders.check(algorithm, given or ())
-    return AGAINST[algorithm] if given is None else given
 
 
 def peers_of(of: Any) -> list[str]:
@@ -226,7 +219,7 @@ DECODING = Study(
     "the time of one query against a long cache in CUDA graphs, beside peers and a plain read of the same bytes",
     "python -m studies decoding", data("Decoding", "Of one algorithm.", DECODED_ROW, algorithm=str), decoding_headline,
     decoding_table, algorithms=("flash_decoding",), cells=decoding_cells, measure=decoding_row,
-    only=(*CACHES, *contenders.FEATURES), peers=serving_peers,
+    only=(*CACHES, *contenders.FEATURES), peers=contenders.check,
 )  # fmt: skip
 
 
@@ -263,7 +256,7 @@ APPEND = Study(
     "the time of many new queries of ragged requests, over pages or not, in CUDA graphs beside peers",
     "python -m studies append", data("Appending", "Of one algorithm.", APPENDED_ROW, algorithm=str), append_headline,
     append_table, algorithms=("flash3_paged",), cells=lambda name, _: APPENDED[name], measure=append_row,
-    peers=serving_peers,
+    peers=contenders.check,
 )  # fmt: skip
 
 # -- dropout: both passes, beside the same without, other kernels of ours, cuDNN and SDPA's flash ---------------------
@@ -476,29 +469,27 @@ BATCHES: dict[str, list[int]] = {
 """The ragged batches by name: 16,384 tokens each."""
 
 
-def lengths_cells(algorithm: str, asked: Asked) -> list[tuple[str, Problem]]:
-    """Batches as problems: bfloat16, of the field's hidden size."""
-    del algorithm, asked
-    sizes: dict[str, Any] = {"batch": 1, "dtype": "bfloat16"}
-    every = product(BATCHES, (64, 128, 256), (False, True))
-    return [(x, Problem(**sizes, heads=HIDDEN // d, lengths=BATCHES[x], head_dim=d, causal=c)) for x, d, c in every]
+def ragged(batch: str, dim: int, causal: bool) -> Problem:
+    """A batch as a problem: bfloat16, of the field's hidden size."""
+    sizes: dict[str, Any] = {"batch": 1, "heads": HIDDEN // dim, "head_dim": dim}
+    return Problem(**sizes, lengths=BATCHES[batch], dtype="bfloat16", causal=causal)
 
 
 def lengths_row(algorithm: str, of: tuple[str, Problem], asked: Asked) -> list[Row]:
     """Time one batch. Raises `RuntimeError` if its longest sequence gets another result alone, but for rounding."""
     batch, p = of
-    ragged, padded = (gpu_plan(algorithm, each) for each in (p, p.padded))
+    plan, padded = (gpu_plan(algorithm, x) for x in (p, p.padded))
     arrays = drawn(p)
     longest = max(range(len(p.spans)), key=lambda s: len(p.spans[s][0]))
     rows = slice(p.spans[longest][0].start, p.spans[longest][0].stop)  # self-attention: its keys lie alike
     alone = gpu_plan(algorithm, p.sequences[longest].replace(lengths=None))
-    one, out = alone.run(**{x: arrays[x][:, :, rows] for x in "qkv"})["out"], ragged.run(**arrays)["out"]
+    one, out = alone.run(**{x: arrays[x][:, :, rows] for x in "qkv"})["out"], plan.run(**arrays)["out"]
     far = float((one.float() - out[:, :, rows].float()).abs().max())
     if not far < 0.05:
         raise RuntimeError(f"sequence {longest} of {len(p.spans)} is {far:.2g} apart from what it is alone")
-    calls = {"milliseconds": partial(ragged.run, **arrays), "padded": partial(padded.run, **drawn(p.padded))}
+    calls = {"milliseconds": partial(plan.run, **arrays), "padded": partial(padded.run, **drawn(p.padded))}
     times = timed(calls, asked.seconds or 0.3)
-    work, tokens = ragged.counts.flops.matmul / padded.counts.flops.matmul, p.padded.batch * p.padded.len_q
+    work, tokens = plan.counts.flops.matmul / padded.counts.flops.matmul, p.padded.batch * p.padded.len_q
     found = {name: statistics.median(took) for name, took in times.items()}
     found |= quartiles(times["padded"], times["milliseconds"])
     sizes = {"dtype": p.dtype, "head_dim": p.head_dim, "causal": p.causal, "sequences": len(p.spans), "tokens": p.len_q}
@@ -523,7 +514,8 @@ LENGTHS = Study(
     "python -m studies lengths flash3", data("Lengths", "Of one algorithm.", LENGTHS_ROW, algorithm=str), lengths_headline,
     shown("batch | head dim=head_dim | mask | tokens:, | padded to=padded_tokens:, | ms=milliseconds:.3f | padded ms=padded:.3f"
           " | ratio:.2f | work:.3f"),
-    algorithms=("flash3",), cells=lengths_cells, measure=lengths_row, problems=lambda of: (of[1], of[1].padded),
+    algorithms=("flash3",), measure=lengths_row, problems=lambda of: (of[1], of[1].padded),
+    cells=lambda _name, _asked: [(x[0], ragged(*x)) for x in product(BATCHES, (64, 128, 256), (False, True))],
 )  # fmt: skip
 
 # -- tiles: every tile that leaves registers for its accumulators, beside the chosen one ------------------------------

@@ -55,28 +55,16 @@ UPSTREAM = row("Upstream", "What the tests said. `source` is a digest of their f
                outcomes=tuple[OUTCOME, ...])  # fmt: skip
 
 
-class _Halved(ast.NodeTransformer):
-    """Divides what is assigned to `rtol`."""
-
-    found = 0
-
-    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
-        if any(isinstance(target, ast.Name) and target.id == "rtol" for target in node.targets):
-            self.found += 1
-            node.value = ast.BinOp(node.value, ast.Div(), ast.Name(_DIVISOR, ast.Load()))
-        return node
-
-
 def halved(text: str) -> ast.Module:
     """The test's file, whose tests of attention have half of their `rtol`. Raises `UsageError` if one has none."""
     module = ast.parse(text)
     tests = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
     for name in TESTS:
-        change = _Halved()
-        if name in tests:
-            change.visit(tests[name])
-        if change.found != 1:
-            raise UsageError("folder", Said(f"{_FILE} with {change.found} rtol in {name}"), "a test that sets it once")
+        assigned = [x for x in ast.walk(tests.get(name, ast.Pass())) if isinstance(x, ast.Assign)]
+        found = [x for x in assigned if any(isinstance(to, ast.Name) and to.id == "rtol" for to in x.targets)]
+        if len(found) != 1:
+            raise UsageError("folder", Said(f"{_FILE} with {len(found)} rtol in {name}"), "a test that sets it once")
+        found[0].value = ast.BinOp(found[0].value, ast.Div(), ast.Name(_DIVISOR, ast.Load()))
     return ast.fix_missing_locations(module)
 
 
@@ -170,9 +158,9 @@ def run(
                 failed.append(f"{shown}, trial {place}: {type(error).__name__}: {said}"[:400])
             place += 1
     refused = [{"reason": reason, "trials": n} for reason, n in refusals.most_common()]
+    found = {"passed": passed, "refusals": refused, "failures": failures, "at_whole_rtol": at_whole, "skipped": skipped}
     trials_run = passed + refusals.total() + len(failures) + len(at_whole)
-    return OUTCOME(test=test, cases=len(every), drawn=len(chosen), skipped=skipped, trials=trials_run, passed=passed,
-                   refusals=refused, failures=failures, at_whole_rtol=at_whole)  # fmt: skip
+    return OUTCOME(test=test, cases=len(every), drawn=len(chosen), trials=trials_run, **found)
 
 
 def _passes_at_whole_rtol(function: Callable[..., Any], case: dict[str, Any]) -> bool:
@@ -187,14 +175,14 @@ def _passes_at_whole_rtol(function: Callable[..., Any], case: dict[str, Any]) ->
     return True
 
 
-def _refused(outcome: Any) -> int:
-    return sum(each.trials for each in outcome.refusals)
+def _counts(x: Any) -> tuple[int, ...]:
+    """The trials of an outcome that passed, were refused, failed, and failed at the whole rtol, too."""
+    return x.passed, sum(each.trials for each in x.refusals), len(x.failures), len(x.at_whole_rtol)
 
 
 def headline(of: Any) -> str:
     """How many trials passed, failed and were refused."""
-    counts = ((x.passed, _refused(x), len(x.failures), len(x.at_whole_rtol)) for x in of.outcomes)
-    passed, refused, failed, at_whole = map(sum, zip(*counts, strict=True))
+    passed, refused, failed, at_whole = map(sum, zip(*map(_counts, of.outcomes), strict=True))
     which = "all" if all(x.drawn == x.cases for x in of.outcomes) else f"{sum(x.drawn for x in of.outcomes):,} drawn"
     return (
         f"flash-attention's own test at half its rtol, {which} cases: {passed:,} of {passed + failed + at_whole:,} trials pass, "
@@ -215,10 +203,7 @@ def table(of: Any) -> str:
         "failed",
         "at the whole rtol, too",
     )
-    numbers = [
-        (f"`{x.test}`", x.cases, x.drawn, x.skipped, x.trials, x.passed, _refused(x), len(x.failures), len(x.at_whole_rtol))
-        for x in of.outcomes
-    ]  # fmt: skip
+    numbers = [(f"`{x.test}`", x.cases, x.drawn, x.skipped, x.trials, *_counts(x)) for x in of.outcomes]
     refused = [(f"`{x.test}`", each.reason, f"{each.trials:,}") for x in of.outcomes for each in x.refusals]
     failed = [(f"`{x.test}`", each) for x in of.outcomes for each in (*x.failures, *x.at_whole_rtol)]
     parts = [markdown_table(header, [(name, *(f"{n:,}" for n in found)) for name, *found in numbers])]

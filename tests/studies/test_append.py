@@ -42,6 +42,9 @@ def test_lengths_are_skewed_and_have_their_mean() -> None:
         cached = [keys - (contenders.NEW if cell.page_size else 0) for _, keys in cell.lengths]
         assert len(cached) == cell.batch and sum(cached) == cell.batch * cell.mean and min(cached) >= 1
         assert not cell.skewed or 2 * sorted(cached)[cell.batch // 2] < max(cached)
+    assert Append(batch=8, mean=2048, skewed=False).work == 4 * 128 * 32 * 8 * 2048**2 // 2
+    lengths = contenders.lognormal(16, 8192)
+    assert (sum(lengths), min(lengths), max(lengths)) == (16 * 8192, 666, 29393)
     assert contenders.lognormal(16, 100) == contenders.lognormal(16, 100) != contenders.lognormal(16, 100, seed=1)
 
 
@@ -69,12 +72,12 @@ def test_a_table_has_what_was_measured() -> None:
 
 
 def test_peers_are_those_of_the_algorithm() -> None:
-    assert timed.serving_peers("flash3_paged", None) == AGAINST["flash3_paged"]
-    assert timed.serving_peers("flash3", ["fa4"]) == ["fa4"]
+    assert contenders.check("flash3_paged", None) == AGAINST["flash3_paged"]
+    assert contenders.check("flash3", ["fa4"]) == ["fa4"]
     with pytest.raises(UsageError, match="against = 'cudnn': expected"):
-        timed.serving_peers("flash3", ["cudnn"])
+        contenders.check("flash3", ["cudnn"])
     with pytest.raises(UsageError, match="algorithm = 'flash4': expected"):
-        timed.serving_peers("flash4", None)
+        contenders.check("flash4", None)
 
 
 def test_graphs_take_turns() -> None:
