@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import linecache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import flashlab as fl
+from flashlab.lessons import checking, child
+from flashlab.lessons.exercise import Case, Exercise
+from flashlab.lessons.verdict import Verdict
 
 _cells = itertools.count()
 
@@ -20,3 +25,22 @@ def program_of(text: str, **names: Any) -> Any:
     namespace: dict[str, Any] = {"__name__": "__main__", "fl": fl, "np": np, **names}
     exec(compile(text, file, "exec"), namespace)
     return next(x for x in reversed(namespace.values()) if isinstance(x, fl.Program))
+
+
+def verdict_here(text: str, exercise: Exercise, cases: list[Case], folder: Path) -> Verdict:
+    """The verdict on an answer as `fl.check` gives it, in this process: of its first case that fails, or of the last."""
+    program, verdict = program_of(text), Verdict(exercise.name, "usage")
+    for n, case in enumerate(cases):
+        try:
+            with np.errstate(all="ignore"):
+                result = child.run(program, case)
+        except BaseException as error:
+            why = child.explain(error, program.body.__code__.co_filename)
+            return Verdict(exercise.name, why["kind"], why["message"])
+        for name in {"out", "lse", "stored"} & set(result):
+            np.save(folder / f"{name}{n}.npy", result.pop(name))
+        (folder / f"case{n}.json").write_text(json.dumps(result), encoding="utf-8")
+        verdict = checking._judged_case(exercise, case, folder, n, "")  # pyright: ignore[reportPrivateUsage]
+        if not verdict.passed:
+            return verdict
+    return verdict
