@@ -15,7 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PICTURE = re.compile(r"!\[([^]]*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)\n*")
-LINK = re.compile(r"(?<!!)\[([^]]*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)")
+LINK = re.compile(r'(?<!!)\[([^]]*)\]\(((?!https?:|mailto:|#)[^)\s]+)(?: "[^"]*")?\)')
 
 
 def description(text: str, repository: str | None) -> str:

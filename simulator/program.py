@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import update_wrapper
 from inspect import signature
@@ -73,9 +74,11 @@ class Program:
     def __repr__(self) -> str:
         return f"<tile program {self.name}>"
 
-    def __reduce__(self) -> str:
-        """It is pickled as a function is: by the name under which its module has it."""
-        return getattr(self, "__qualname__", self.name)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """It is pickled as a function is: by the name under which its module has it. One of a notebook goes by its content."""
+        name = getattr(self, "__qualname__", self.name)
+        found = getattr(sys.modules.get(self.__module__), name, None)
+        return name if found is self and self.__module__ != "__main__" else super().__reduce_ex__(protocol)
 
 
 def program(

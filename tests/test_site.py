@@ -355,6 +355,9 @@ def test_a_table_that_scrolls_is_found(opened: Any):
 @pytest.mark.parametrize("name", [name for name, players in PLAYERS.items() if players])
 def test_a_player_plays_on_its_lesson(name: str, opened: Any):
     page = opened(name=f"lessons/{name}")
+    page.locator("details").evaluate_all(
+        "all => all.forEach(each => each.open = true)"
+    )  # what follows a prediction is folded
     frame = page.frame_locator("iframe").first
     frame.locator("main[data-ready]").wait_for()
     before = frame.locator("main").inner_text()

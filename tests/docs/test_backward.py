@@ -16,7 +16,7 @@ def test_the_page_is_drawn_from_the_results() -> None:
 
 def test_counts_that_differ_are_not_called_equal() -> None:
     rows = [{"verdict": verdict} for verdict in ("equal", "equal", "differs", "within")]
-    of: Any = SimpleNamespace(
+    of: Any = SimpleNamespace(older=(), 
         path=backward.PAGE.parent / "results" / "x.json", content={"device": {"name": "a GPU"}}, algorithms=("flash3_backward",),
         data={"launches": [{"rows": rows}]},
     )  # fmt: skip
@@ -33,7 +33,10 @@ def test_a_cell_names_the_kernel_that_ran() -> None:
         cell | {"head_dim": 192, "shape": "3 sequences", "kernel": "flash2_backward"},
     ]
     of: Any = SimpleNamespace(
-        path=backward.PAGE.parent / "results" / "x.json", content={"device": {"name": "a GPU"}}, data={"rows": rows}
+        older=(),
+        path=backward.PAGE.parent / "results" / "x.json",
+        content={"device": {"name": "a GPU"}},
+        data={"rows": rows},
     )
     *_, first, second = backward.odd(of).splitlines()
     assert first == "| plain | float16 × 96 | causal | `flash3_backward` | 400 | 1.25 × |"

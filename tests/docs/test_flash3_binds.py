@@ -118,14 +118,6 @@ def test_the_blocks_follow_the_data(monkeypatch: pytest.MonkeyPatch):
     assert {block for block in before if climb.bound(block) != before[block]} == {"units", "ends"}
 
 
-def test_the_kernel_s_head_says_what_was_measured():
-    """flash3.cu names the file and how much faster zeros are."""
-    head = " ".join(kernels_cu.source("flash3").read_text(encoding="utf-8").partition("#include")[0].split("\n// "))
-    zeros = span((faster_on_zeros(row) for row in PROFILE.mine() if "zeros" in row), "{:.2f}")
-    assert f"the kernel is {zeros} times as fast" in head
-    assert "profile/flash3" in head
-
-
 def test_a_span_of_values():
     assert span([0.5, 0.25, 0.4]) == "25% to 50%"
     assert span([0.501, 0.499]) == "50%"

@@ -18,7 +18,7 @@ DEVICE = {"device": {"name": "NVIDIA H200"}}
 
 
 def result(path: str, **data: Any) -> Any:
-    return SimpleNamespace(path=triton.PAGE.parent / "results" / path, content=DEVICE, data=data)
+    return SimpleNamespace(older=(), path=triton.PAGE.parent / "results" / path, content=DEVICE, data=data)
 
 
 def test_the_page_is_drawn_from_the_results() -> None:

@@ -295,6 +295,7 @@ KNOW_WINDOWS = {
     "simulator/operations/latent.py": "takes one for a problem of its own",
     "simulator/operations/cascade.py": "verifies one, and says where it begins in a prefix",
     "flashlab/run/latent.py": "takes one",
+    "flashlab/lessons/lesson08.py": "checks with one",
     "flashlab/run/cascade.py": "takes one",
     "flashlab/verify/rule.py": "turns a top-left mask into one",
     "flashlab/verify/adapter.py": "refuses one with a top-left mask",

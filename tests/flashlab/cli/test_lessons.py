@@ -84,14 +84,14 @@ def test_a_full_disk_leaves_nothing_behind(there: bool, tmp_path: Path, monkeypa
     if there:
         folder.mkdir()
         (folder / NAMES[0]).write_text("my answers")
-    read = Path.read_bytes
+    read = notebooks.text_without_outputs
 
-    def full(path: Path) -> bytes:
+    def full(path: Path) -> str:
         if path.name == NAMES[3]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", full)
+    monkeypatch.setattr(notebooks, "text_without_outputs", full)
     assert "No space left on device" in one_line("lessons", folder)
     assert folder.exists() == there
     assert not there or [path.read_text() for path in folder.iterdir()] == ["my answers"]

@@ -169,7 +169,7 @@ def test_the_call() -> None:
         ({"out": out[:1]}, "out.shape = "),
         ({"out": out.astype(np.float32)}, "out.dtype = 'float32': expected float16"),
         ({"out": q}, "out = 'memory shared with q': expected an array apart from the inputs"),
-        ({"algorithm": "flash_decoding"}, "algorithm = 'flash_decoding': expected one of paged"),
+        ({"algorithm": "flash_decoding"}, "algorithm = 'flash_decoding': expected one of auto, paged"),
         ({"block_table": None}, "block_table = None: expected an array"),
         ({"seed": 3}, "seed = 3: expected"),
         ({"device": "h1000"}, "device = 'h1000': expected"),
