@@ -57,5 +57,7 @@ def age(of: results.Result) -> str:
     >>> age(results.Result(Path("a/b/c"), {"algorithms": []}))
     ''
     """
+    if not of.older:
+        return ""
     which = "" if of.older == of.algorithms else f" ({', '.join(of.older)})"
-    return f" ○ of older kernels{which}" if of.older else ""
+    return f" ○ of older kernels{which}"

@@ -16,7 +16,7 @@ def test_the_page_is_drawn_from_the_results() -> None:
 
 def test_counts_that_differ_are_not_called_equal() -> None:
     rows = [{"verdict": verdict} for verdict in ("equal", "equal", "differs", "within")]
-    of: Any = SimpleNamespace(older=(), 
+    of: Any = SimpleNamespace(older=(),
         path=backward.PAGE.parent / "results" / "x.json", content={"device": {"name": "a GPU"}}, algorithms=("flash3_backward",),
         data={"launches": [{"rows": rows}]},
     )  # fmt: skip

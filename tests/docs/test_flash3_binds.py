@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import kernels_cu
 from docs._site import flash3 as climb
 from docs._site.flash3_binds import (
     FLOPS_8_BIT,
@@ -17,7 +16,6 @@ from docs._site.flash3_binds import (
     Profile,
     busy,
     clocks_of_a_round,
-    faster_on_zeros,
     found,
     outside,
     span,
