@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name in NEEDS:
         if item.get_closest_marker(name):
-            from flashlab.integrations.pytest import missing
+            from flashlab.verify.pytest import missing
 
             if reason := missing(name):
                 pytest.skip(reason)
@@ -54,7 +54,7 @@ def verify_attention() -> Callable[..., Any]:
 
     The options are those of `fl.Adapter` and `fl.verify`. Returns the report.
     """
-    from flashlab.integrations.pytest import verify_attention
+    from flashlab.verify.pytest import verify_attention
 
     return verify_attention
 
@@ -62,7 +62,7 @@ def verify_attention() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def assert_bytes() -> Callable[..., None]:
     """`assert_bytes(run, hbm_read=4096, at_most={"hbm_write": 8192})`: what a run moved, in bytes."""
-    from flashlab.integrations.pytest import assert_bytes
+    from flashlab.verify.pytest import assert_bytes
 
     return assert_bytes
 
@@ -74,7 +74,7 @@ def counts_baseline(request: pytest.FixtureRequest) -> Callable[..., None]:
     For a test in `test_mine.py` that is `test_mine.counts.json`. `--flashlab-update` writes it. A second run in one
     test takes a name: `counts_baseline(run, "decode")`.
     """
-    from flashlab.integrations.pytest import Baseline
+    from flashlab.verify.pytest import Baseline
 
     path = request.path.with_suffix(".counts.json")
     test = str(request.node.nodeid).partition("::")[2]  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]

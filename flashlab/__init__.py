@@ -10,7 +10,7 @@ True
 
 from __future__ import annotations
 
-from flashlab import command as command  # first: it listens for interrupts while the rest loads
+from flashlab.base import interrupts as interrupts  # first: it listens for interrupts while the rest loads
 
 # isort: split
 
@@ -27,6 +27,7 @@ if not hasattr(simulator, "CATALOGUE"):
 
 # Not lazy: a later import of the package flashlab.player (or flashlab.verify) would bind its name over the function's.
 import simulator.dtypes
+from flashlab.base.version import __version__
 from flashlab.player import Player, player
 from flashlab.verify import Adapter, Domain, FileKernel, Report, kernel, verify
 from simulator import (
@@ -86,8 +87,6 @@ if TYPE_CHECKING:
     from flashlab.views.comparison import Comparison, compare
     from flashlab.views.sweeps import Sweep, sweep
 
-__version__ = "0.1.0"
-
 # Imported on first use, because what they need (matplotlib, rich, hypothesis, CuPy) is slow to import.
 _LAZY = {
     "attention": "flashlab.run.call",
@@ -100,7 +99,7 @@ _LAZY = {
     "compare": "flashlab.views.comparison",
     "emulate": "flashlab.run.emulated",
     "emulate_file": "flashlab.emulator",
-    "Empty": "flashlab.run.host",
+    "Empty": "flashlab.base.host",
     "FileRun": "flashlab.emulator",
     "Emulation": "flashlab.run.emulated",
     "EmulationError": "flashlab.run.emulated",
@@ -147,7 +146,7 @@ def _drawn(predicted: Timeline) -> Any:
 
 
 def _to_numpy(name: str, x: Any) -> Any:
-    from flashlab.run.host import operand
+    from flashlab.base.host import operand
 
     return operand(name, x)
 

@@ -23,8 +23,8 @@ from pydantic import Field
 from rich.progress import track
 
 import flashlab as fl
-from flashlab import jsonlines
-from flashlab.files import replace_file
+from flashlab.base import jsonlines
+from flashlab.base.files import replace_file
 from flashlab.measure import results, speed
 from flashlab.measure.results import Kind
 from simulator.names import DeviceName, DType

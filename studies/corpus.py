@@ -26,12 +26,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from flashlab.base.process import end_child
 from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.library import Arena, Library, Parameter
 from flashlab.emulator.source import Survey
 from flashlab.measure import results
 from flashlab.measure.results import Kind, markdown_table
-from flashlab.process import end_child
 from simulator.errors import Said, UsageError
 from studies.rows import row
 

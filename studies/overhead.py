@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 import flashlab as fl
+from flashlab.base.host import from_numpy
 from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
-from flashlab.run.host import from_numpy
 from simulator import CATALOGUE, Problem
 from simulator.operations.latent import latent_problem
 

@@ -19,6 +19,20 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve()
 SLOW = {"cupy", "hypothesis", "jax", "matplotlib", "rich", "safetensors", "torch", "triton", "typer"}
 """What costs import time, and waits until it is asked for."""
+HOUSE = (
+    "__main__",
+    "command",
+    "cli",
+    "__init__",
+    "lessons measure",
+    "verify",
+    "integrations player",
+    "run",
+    "emulator views",
+    "triton base",
+)
+"""The rooms of `flashlab/`, its folders and modules, by floor. The highest comes first. A room imports from lower floors only."""
+FLOORS = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms.split()}
 
 
 def python(code: str) -> str:
@@ -27,13 +41,34 @@ def python(code: str) -> str:
     ).stdout
 
 
-def imports(path: Path) -> Iterator[str]:
-    """The top-level names of all that a file imports, wherever in it."""
+def named(path: Path) -> Iterator[tuple[int, str]]:
+    """All that a file imports, wherever in it: lines and dotted names. A text may be the name of a module, for `import_module`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{path}:{node.lineno} imports relative to itself"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Constant) and (found := re.match(r"flashlab\.(\w+)[\w.]*\Z", str(node.value))):
+            if found[1] in FLOORS:
+                yield node.lineno, found[0]
+
+
+def imports(path: Path) -> set[str]:
+    """The top-level names of what a file imports."""
+    return {name.split(".")[0] for _, name in named(path)}
+
+
+def upward(root: Path) -> Iterator[str]:
+    """The imports between rooms of `root`/flashlab that don't run down, in words."""
+    for path in sorted((root / "flashlab").rglob("*.py")):
+        room = path.relative_to(root / "flashlab").parts[0].removesuffix(".py")
+        for line, name in named(path):
+            package, _, rest = name.partition(".")
+            there = rest.split(".")[0]
+            there = there if there in FLOORS else "__init__"
+            if package == "flashlab" and there != room and FLOORS[there] <= FLOORS[room]:
+                yield f"{path.relative_to(root).as_posix()}:{line} imports {name}, which isn't below"
 
 
 def sources(*folders: str) -> list[Path]:
@@ -64,7 +99,33 @@ def lines_matching(pattern: str, *words: str) -> list[str]:
 def test_simulator_is_the_lower_layer_and_needs_little():
     """threadpoolctl, beside NumPy and ml_dtypes: without it BLAS's threads and the simulator's own fight for the cores."""
     allowed = {*sys.stdlib_module_names, "simulator", "numpy", "ml_dtypes", "threadpoolctl"}
-    assert {name for path in sources("simulator") for name in imports(path)} <= allowed
+    assert set[str]().union(*map(imports, sources("simulator"))) <= allowed
+
+
+def test_imports_between_rooms_run_down():
+    """Those in functions, and those for types alone, too. Who adds a room gives it a floor."""
+    assert list(upward(ROOT)) == []
+
+
+def test_an_import_upward_is_named(tmp_path: Path):
+    for name, text in {
+        "base/late.py": "def late():\n    from flashlab.run import plan",
+        "base/package.py": "import flashlab as fl",
+        "base/sideways.py": "import flashlab.triton",
+        "base/table.py": "WHERE = {'attention': 'flashlab.run.call'}",
+        "base/typed.py": "if TYPE_CHECKING:\n    from flashlab import Problem",
+        "run/down.py": "from flashlab.base import late\nfrom flashlab.run import up\nSAID = 'flashlab.exe', 'flashlab.run runs it'",
+    }.items():
+        path = tmp_path / "flashlab" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert list(upward(tmp_path)) == [
+        "flashlab/base/late.py:2 imports flashlab.run.plan, which isn't below",
+        "flashlab/base/package.py:1 imports flashlab, which isn't below",
+        "flashlab/base/sideways.py:1 imports flashlab.triton, which isn't below",
+        "flashlab/base/table.py:1 imports flashlab.run.call, which isn't below",
+        "flashlab/base/typed.py:2 imports flashlab.Problem, which isn't below",
+    ]
 
 
 def test_import_loads_nothing_slow():
@@ -137,8 +198,8 @@ def test_an_algorithm_has_its_rooms(name: str):
 def test_the_library_needs_no_study():
     """What a user needs has a room; studies are for maintainers, in a checkout. `results` looks for them by name."""
     rooms = sources("flashlab", "simulator", "kernels_cu", "notebooks")
-    named = [path for path in rooms if "studies" in path.read_text(encoding="utf-8")]  # few are parsed
-    assert [path.relative_to(ROOT).as_posix() for path in named if "studies" in imports(path)] == []
+    said = [path for path in rooms if "studies" in path.read_text(encoding="utf-8")]  # few are parsed
+    assert [path.relative_to(ROOT).as_posix() for path in said if "studies" in imports(path)] == []
 
 
 def test_text_names_the_distribution():

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 from flashlab.measure.results import Result
 

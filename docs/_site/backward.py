@@ -9,7 +9,7 @@ from docs._site.agreed import agreed
 from docs._site.blocks import replaced
 from docs._site.controls import control
 from docs._site.timed import device, link, timed
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 from simulator import DEVICES, Problem
 from simulator.programs.flash3_backward_deterministic import pays

@@ -8,7 +8,7 @@ from docs._site.agreed import agreed
 from docs._site.blocks import replaced
 from docs._site.controls import control
 from docs._site.timed import device, link
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 from studies import timed as studies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.lessons.drawings import DRAWINGS
 
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs._site.blocks import replaced
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 from studies import timed
 

@@ -26,7 +26,7 @@ from docs._site.blocks import replaced
 from docs._site.figures import STYLE
 from docs._site.flash3_binds import prose
 from docs._site.timed import age
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results, speed
 from simulator.catalogue import get, ladder
 from studies.timed import TILES, by_cell

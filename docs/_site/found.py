@@ -10,7 +10,7 @@ from typing import Any
 
 from docs._site.blocks import replaced
 from docs._site.defects import DEFECTS, NUMBERS, Defect, command
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 from flashlab.measure.results import Result, markdown_table
 from flashlab.measure.sanitizers import TOOLS

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from docs._site.blocks import replaced
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from docs._site.agreed import agreed
 from docs._site.blocks import replaced
 from docs._site.decoding import ROOT, timed
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 
 PAGE = ROOT / "docs" / "mla.md"
 ALGORITHMS = ("mla", "mla_paged", "mla_hopper", "mla_hopper_paged")

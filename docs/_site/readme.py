@@ -15,7 +15,7 @@ from typing import Any
 from docs._site import evidence
 from docs._site.blocks import replaced
 from docs._site.timed import age
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 from flashlab.run import abi
 from simulator.catalogue import Algorithm

@@ -14,7 +14,7 @@ import numpy as np
 
 import flashlab as fl
 from docs._site.blocks import replaced
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 from flashlab.views.plots import save
 from simulator.catalogue import ladder

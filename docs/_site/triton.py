@@ -8,7 +8,7 @@ from typing import Any
 
 from docs._site.blocks import replaced
 from docs._site.timed import device, link, timed
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashlab import command
+from flashlab.base import interrupts
+from flashlab.base.files import printable
 from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, lessons, time
-from flashlab.files import printable
 from flashlab.views import tables
 from simulator.errors import Unavailable, UsageError
 
@@ -79,7 +79,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        from flashlab import __version__
+        from flashlab.base.version import __version__
 
         print(__version__)
         raise typer.Exit
@@ -130,7 +130,7 @@ def main() -> None:
     warnings.formatwarning = _warning
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        command.loaded()
+        interrupts.loaded()
         app(prog_name="flashlab")
     except Terminated:
         sys.exit(143)

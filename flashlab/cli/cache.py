@@ -31,7 +31,7 @@ def cache(
 
     Whatever is deleted is compiled again when it is needed. CuPy has a cache of its own (CUPY_CACHE_DIR), which stays.
     """
-    from flashlab import cache as kept
+    from flashlab.base import cache as kept
 
     if action not in ("dir", "clean"):
         raise unknown("action", action, ["dir", "clean"])

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from flashlab.base.files import replace_file
 from flashlab.cli import completion, options, output
 from flashlab.cli.options import Json, ProblemOptions
-from flashlab.files import replace_file
 from flashlab.views import progress
 from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import Unavailable, UsageError, among, unknown

@@ -91,7 +91,7 @@ def compare(
 ) -> None:
     """Algorithms side by side: by formula or, on real data, with the error against naive attention."""
     import flashlab as fl
-    from flashlab.files import check_folder
+    from flashlab.base.files import check_folder
 
     if out is not None:
         check_folder(out, argument="--out")
@@ -287,7 +287,7 @@ def _save(path: str, run: Any) -> None:
 
     import numpy as np
 
-    from flashlab.files import replace_file
+    from flashlab.base.files import replace_file
 
     wide = {name: x.astype(np.float32) if x.dtype.name == "bfloat16" else x for name, x in run.outputs.items()}
     content = io.BytesIO()
@@ -402,7 +402,7 @@ def trace(
 
     Without --tile, tiles are a quarter of each length, where the algorithm takes such tiles."""
     import flashlab as fl
-    from flashlab.files import replace_file
+    from flashlab.base.files import replace_file
 
     for option, value in (("--against", against), ("--kernel", kernel)):
         if value is not None and html is None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 from flashlab.cli.output import SCHEMA
 from flashlab.measure import agreement, counter_report, fp8, sanitizers, speed
 from flashlab.measure.results import Data
-from flashlab.verify.kind import Verified
+from flashlab.measure.verified import Verified
 from simulator.fields import Field as ProblemField
 from simulator.problem import FIELDS
 

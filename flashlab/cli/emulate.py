@@ -321,7 +321,7 @@ def _keep(path: Path, arrays: dict[str, Any]) -> None:
 
     import numpy as np
 
-    from flashlab.files import replace_file
+    from flashlab.base.files import replace_file
 
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hi
 
 import typer
 
+from flashlab.base.files import check_file
 from flashlab.cli import completion, output
-from flashlab.files import check_file
 from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.operations.attention import ATTENTION

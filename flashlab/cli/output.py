@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from flashlab.files import plain, printable
+from flashlab.base.files import plain, printable
 
 SCHEMA = 1
 """The version of the JSON documents. It rises when a key changes its meaning or is removed."""

@@ -47,7 +47,7 @@ def time(
 ) -> None:
     """Predict how long a kernel takes, how busy each unit is, and what binds it. Nothing is run."""
     import flashlab as fl
-    from flashlab.files import replace_file
+    from flashlab.base.files import replace_file
 
     options.check_outputs({"--trace": (trace, (".json",)), "--plot": (plot, PICTURES)}, inputs=[algorithm], force=force)
     posed, on = problem.problem(algorithm), Device.named(device)

@@ -5,7 +5,7 @@
 works and what it doesn't model. `flashlab.run.emulated` runs the algorithms' own kernels on it.
 """
 
-from flashlab.process import IN_A_BROWSER
+from flashlab.base.process import IN_A_BROWSER
 from simulator.errors import Unavailable
 
 if IN_A_BROWSER:  # before ctypes is missed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from flashlab.apart import Ended, call_apart
+from flashlab.base.apart import Ended, call_apart
 from flashlab.emulator.files import FileRun, emulate_file
 from flashlab.emulator.library import Finding, Launched
 

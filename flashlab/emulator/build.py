@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import kernels_cu
-from flashlab import cache
+from flashlab.base import cache
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.source import BuildError, Source, Survey, above, explained, headers_of, prepared, read

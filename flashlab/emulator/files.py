@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from flashlab.base.files import path_of
+from flashlab.base.host import Empty, is_array, to_numpy
 from flashlab.emulator import scan
 from flashlab.emulator import symbols as device_data
 from flashlab.emulator.build import BuildError, build, survey
@@ -19,8 +21,6 @@ from flashlab.emulator.source import Kernel, Survey
 from flashlab.emulator.symbols import number
 from flashlab.emulator.textures import TEXTURE, Texture
 from flashlab.emulator.unset import unset_local
-from flashlab.files import path_of
-from flashlab.run.host import Empty, is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown

@@ -12,8 +12,8 @@ from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
 
-from flashlab.integrations.torch import attention, check_axes, check_tensors, integers, offsets, torch
-from flashlab.run.host import refused
+from flashlab.base.host import refused
+from flashlab.run.autograd import attention, check_axes, check_tensors, integers, offsets, torch
 from simulator.errors import Said, UsageError
 from simulator.fields import flag
 from simulator.problem import FIELDS, Pair

@@ -15,7 +15,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from simulator.errors import Unavailable, UsageError, unknown
 
 __all__ = ["DTYPES", "Seen", "capture", "capture_text", "capturing", "check_dtype", "check_path", "save"]

@@ -21,6 +21,8 @@ from typing import Any
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
+from flashlab.base.process import IN_A_BROWSER, run_child
+from flashlab.base.scratch import scratch
 from flashlab.lessons import record
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
@@ -28,8 +30,6 @@ from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.rules import Did
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Place, Verdict, unended
 from flashlab.lessons.watch import REGISTERS
-from flashlab.process import IN_A_BROWSER, run_child
-from flashlab.scratch import scratch
 from simulator import CATALOGUE, Device, Program, Tile, Trace
 from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown

@@ -20,10 +20,10 @@ from typing import Any, TextIO, cast
 
 import numpy as np
 
+from flashlab.base.process import end_with_parent
 from flashlab.lessons.exercise import Case
 from flashlab.lessons.tutor import compare
 from flashlab.lessons.watch import OutOfBounds, Shortcut, WatchedMachine
-from flashlab.process import end_with_parent
 from simulator import Device, HbmTensor, Program, SramOverflow
 from simulator.dtypes import Array
 

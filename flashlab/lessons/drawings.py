@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import flashlab as fl
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
 from flashlab.lessons.pipelines import cp_async, ping_pong, tma
+from simulator import DEVICES, Problem, count, random_inputs, simulate
 from simulator.problem import Tile
 from simulator.programs.flash_decoding import CHILDREN, Splits
 
-LONG = fl.Problem(batch=4, heads=16, len_q=4096, head_dim=64, dtype="float16", causal=True)
-SHORTER = fl.Problem(batch=1, heads=1, len_q=96, len_kv=160, head_dim=64, dtype="float16", causal=True)
-DECODE = fl.Problem(batch=1, heads=1, len_q=1, len_kv=40_960, head_dim=64, dtype="float16")
+LONG = Problem(batch=4, heads=16, len_q=4096, head_dim=64, dtype="float16", causal=True)
+SHORTER = Problem(batch=1, heads=1, len_q=96, len_kv=160, head_dim=64, dtype="float16", causal=True)
+DECODE = Problem(batch=1, heads=1, len_q=1, len_kv=40_960, head_dim=64, dtype="float16")
 TILE, SMALL = Tile(64, 64), Tile(16, 16)
 
 
@@ -32,7 +32,7 @@ def bars(title: str, figures: dict[str, float]) -> Drawing:
 
 def memories() -> Drawing:
     """The memories of an H100, as squares to scale: an area is so many bytes."""
-    device = fl.DEVICES["h100"]
+    device = DEVICES["h100"]
     figures = {"SRAM of an SM": device.sram_per_sm, "SRAM of all SMs": device.sram_per_sm * device.sms, "L2": device.l2}
     widest = 200
     side, x, shapes = widest / device.l2**0.5, 10.0, list[str]()
@@ -50,7 +50,7 @@ def memories() -> Drawing:
 
 def funnel() -> Drawing:
     """What instructions request, what they request at least once, and what DRAM is estimated to serve."""
-    counts = fl.count("flash2", LONG, tile=TILE, device="h100")
+    counts = count("flash2", LONG, tile=TILE, device="h100")
     return bars(
         "What flash2 reads: requested, distinct, and from DRAM by the model of the L2",
         {
@@ -84,7 +84,7 @@ def splits() -> Drawing:
     for n, (name, said) in enumerate(
         (("flash1", "split-K: a warp has columns"), ("flash2", "split-Q: a warp has rows"))
     ):
-        moved = fl.count(name, LONG, tile=TILE, device="h100").sram
+        moved = count(name, LONG, tile=TILE, device="h100").sram
         figures[name] = moved.read + moved.write
         for warp in range(4):
             fill = (BLUE, ORANGE, GREEN, PINK)[warp]
@@ -106,9 +106,9 @@ def tree() -> Drawing:
         levels.append(-(-levels[-1] // CHILDREN))
     shapes, width = list[str](), WIDTH - 20
     at = [[10 + width * (n + 0.5) / runs for n in range(runs)]]
-    for count in levels[1:]:
+    for many in levels[1:]:
         below = at[-1]
-        groups = [below[n * CHILDREN : (n + 1) * CHILDREN] for n in range(count)]
+        groups = [below[n * CHILDREN : (n + 1) * CHILDREN] for n in range(many)]
         at.append([sum(group) / len(group) for group in groups])
     for level, xs in enumerate(at):
         y = 200 - 80 * level
@@ -129,7 +129,7 @@ def tree() -> Drawing:
 def recomputed() -> Drawing:
     """The most bytes that a backward pass has allocated at once: with P stored, and with P computed again."""
     figures: dict[str, float] = {
-        f"{name}, most at once": fl.count(name, LONG, tile=TILE, device="h100").hbm.peak
+        f"{name}, most at once": count(name, LONG, tile=TILE, device="h100").hbm.peak
         for name in ("standard_backward", "flash2_backward")
     }
     return bars("What recomputation saves: the most bytes allocated at once", figures)
@@ -166,8 +166,8 @@ def swizzled(row: int, column: int) -> int:
 
 def tiles() -> Drawing:
     """What flash2 moves for one row tile, step by step, from a trace."""
-    problem = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
-    trace = fl.simulate("flash2", *fl.random_inputs(problem), causal=True, tile=(16, 16), trace=(0, 0)).trace
+    problem = Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    trace = simulate("flash2", *random_inputs(problem), causal=True, tile=(16, 16), trace=(0, 0)).trace
     assert trace is not None
     last = [event for event in trace.events if event.block == trace.events[-1].block]
     moved = [

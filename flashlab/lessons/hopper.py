@@ -7,11 +7,11 @@ from html import escape
 from itertools import takewhile
 from typing import Any
 
-import flashlab as fl
 import kernels_cu
 from flashlab.lessons.lesson07 import measured as of_the_lessons
 from flashlab.lessons.show import Shown, bars
 from flashlab.player.sources import marks, step_lines
+from simulator import Problem, random_inputs, simulate
 from simulator.catalogue import ladder
 
 RUNGS = tuple(ladder("flash3", "flash2"))
@@ -39,8 +39,8 @@ def beside(algorithm: str, *steps: str) -> Beside:
     >>> print(beside("flash2", "load_k").steps["load_k"][0].splitlines()[0])
     block.step("load_k")
     """
-    p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
-    trace = fl.simulate(algorithm, *fl.random_inputs(p), trace=True).trace
+    p = Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
+    trace = simulate(algorithm, *random_inputs(p), trace=True).trace
     assert trace is not None
     text = kernels_cu.source(algorithm).read_text(encoding="utf-8")
     kernel, found = marks(text), text.splitlines()

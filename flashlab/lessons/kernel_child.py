@@ -17,10 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 import kernels_cu
+from flashlab.base.process import end_with_parent
 from flashlab.emulator import BuildError, Empty, build, emulate_file
 from flashlab.emulator.library import Launched
 from flashlab.lessons.kernel_exercise import Launch
-from flashlab.process import end_with_parent
 from flashlab.run.arrays import cupy
 from simulator import UsageError
 from simulator.dtypes import Array

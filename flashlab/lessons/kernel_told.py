@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashlab import cache
+from flashlab.base import cache
 from flashlab.emulator import Empty, build, emulate_file
 from flashlab.emulator.library import Line
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from flashlab.base.process import run_child
+from flashlab.base.scratch import scratch
 from flashlab.emulator import kernels_of
 from flashlab.emulator.files import parameters_of
 from flashlab.emulator.scan import Tokens
@@ -21,8 +23,6 @@ from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
 from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
-from flashlab.process import run_child
-from flashlab.scratch import scratch
 from simulator.dtypes import Array
 
 CHILD = "flashlab.lessons.kernel_child"

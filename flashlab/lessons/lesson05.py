@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from flashlab.base.host import Empty
 from flashlab.lessons.exercise import FAR, Case, Level, Truth, attention_truth_with_lse, far
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch, numbers, sums
 from flashlab.lessons.prediction import Prediction
-from flashlab.run.host import Empty
 from simulator import Problem, Tile, count
 
 BR, BC, D = 64, 32, 32

@@ -6,10 +6,10 @@ from random import Random
 
 import numpy as np
 
+from flashlab.base.host import Empty
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch, numbers, sums
 from flashlab.lessons.prediction import Prediction
-from flashlab.run.host import Empty
 
 
 def _fragments(draw: Random) -> list[Launch]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from flashlab.base.host import Empty
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch, numbers, sums
 from flashlab.lessons.prediction import Prediction
-from flashlab.run.host import Empty
 
 
 @lru_cache(maxsize=1)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import flashlab as fl
 from flashlab.lessons.drawing import BLUE, GREEN, INK, ORANGE, WIDTH, Drawing, box, legend, text
+from simulator import Problem, timeline
 from simulator.time.engine import Event
 from simulator.time.prediction import Timeline
 from simulator.time.rates import BOX_DRAM_LATENCY, DRAM_LATENCY, L2_LATENCY
@@ -20,14 +20,14 @@ from simulator.time.rates import BOX_DRAM_LATENCY, DRAM_LATENCY, L2_LATENCY
 Span = tuple[float, float]
 COPIED, READ = {"load_k": "K", "load_v": "V"}, {"load_k": "scores", "load_v": "output"}
 STAGES, TILES, LEFT = 2, 4, 92
-FLASH2 = fl.Problem(batch=1, heads=13, len_q=1024, head_dim=64, dtype="float16")
+FLASH2 = Problem(batch=1, heads=13, len_q=1024, head_dim=64, dtype="float16")
 """One block on each SM of an A100, so that a timeline shows one block."""
-HOPPER = fl.Problem(batch=1, heads=16, len_q=4096, head_dim=128, dtype="bfloat16")
+HOPPER = Problem(batch=1, heads=16, len_q=4096, head_dim=128, dtype="bfloat16")
 
 
 def cp_async() -> Drawing:
     """The two slots of K and V in flash2: the next tile is on its way while this one is computed."""
-    shown = fl.timeline("flash2", FLASH2, device="a100")
+    shown = timeline("flash2", FLASH2, device="a100")
 
     def arrives(copies: Sequence[Event], n: int) -> float:
         return copies[n].end + (L2_LATENCY if n else DRAM_LATENCY)
@@ -37,7 +37,7 @@ def cp_async() -> Drawing:
 
 def tma() -> Drawing:
     """The ring of flash3_2: a producer asks for a tile as soon as its slot is empty."""
-    shown = fl.timeline("flash3_2", HOPPER, device="h200")
+    shown = timeline("flash3_2", HOPPER, device="h200")
 
     def arrives(copies: Sequence[Event], n: int) -> float:
         return copies[n].end + BOX_DRAM_LATENCY
@@ -85,7 +85,7 @@ def ring(title: str, shown: Timeline, arrives: Callable[[Sequence[Event], int], 
 def ping_pong() -> Drawing:
     """Two consumers of flash3 take turns: one multiplies while the other is in its softmax."""
     return consumers(
-        "Ping-pong: two consumers take turns at the tensor cores", fl.timeline("flash3", HOPPER, device="h200")
+        "Ping-pong: two consumers take turns at the tensor cores", timeline("flash3", HOPPER, device="h200")
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from platformdirs import user_data_path
 
-from flashlab.files import parsed, replace_file
+from flashlab.base.files import parsed, replace_file
 from simulator import UsageError
 
 try:

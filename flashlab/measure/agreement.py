@@ -153,7 +153,7 @@ def _rows(mine: LaunchReport, other: LaunchReport) -> list[Row]:
 
 def _apart(case: Case, done: Emulation) -> float:
     """How far the GPU's outputs lie from the emulator's."""
-    from flashlab.run.host import from_numpy, to_numpy
+    from flashlab.base.host import from_numpy, to_numpy
     from flashlab.run.plan import gpu_plan
 
     inputs = get(case.algorithm).operation.draw(case.problem, seed=0)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from flashlab.base.host import from_numpy, to_numpy
 from flashlab.integrations.peers import cudnn_graph, fp8_cudnn
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells
@@ -24,7 +25,6 @@ from flashlab.measure.timing import interleaved
 from flashlab.run.arrays import cupy, framework
 from flashlab.run.call import attention as run_attention
 from flashlab.run.devices import current_device
-from flashlab.run.host import from_numpy, to_numpy
 from flashlab.run.plan import gpu_plan
 from simulator import Problem, Scales, naive
 from simulator.dtypes import Array

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flashlab.base.host import to_numpy
 from flashlab.integrations.peers import fa3_wheel
 from flashlab.measure.speed import Cell, normal, outer_heads, sampled
-from flashlab.run.host import to_numpy
 from simulator import Problem
 from simulator.dtypes import Array
 from simulator.errors import Unavailable

@@ -1,6 +1,6 @@
 """Evidence as data: what a command measured, with the machine, the versions and the command that wrote it.
 
-A result is one file of JSON Lines, `<kind>/<subject>[_<condition>]_<device>_<date>.jsonl` (`flashlab.jsonlines`). The
+A result is one file of JSON Lines, `<kind>/<subject>[_<condition>]_<device>_<date>.jsonl` (`flashlab.base.jsonlines`). The
 module that measures declares its `Kind`: the schema of the data, and how to put the data into a sentence and a table.
 Documents draw their figures from the files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever
 typed by hand.
@@ -29,8 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from flashlab import jsonlines
-from flashlab.files import check_file, parsed, plain, replace_file
+from flashlab.base import jsonlines
+from flashlab.base.files import check_file, parsed, plain, replace_file
+from flashlab.base.version import __version__
 from flashlab.measure import sources
 from flashlab.run.arrays import cupy
 from simulator.catalogue import CATALOGUE
@@ -68,11 +69,7 @@ FOLDER = Path("docs/results")
 """Where commands write, relative to the working directory."""
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-ROOMS = (
-    "flashlab.measure",
-    "flashlab.verify",
-    *(["studies"] if (_CHECKOUT / "studies" / "__main__.py").is_file() else []),
-)
+ROOMS = ("flashlab.measure", *(["studies"] if (_CHECKOUT / "studies" / "__main__.py").is_file() else []))
 """The packages whose modules may declare kinds. In a checkout that is all that was ever measured, whose results are there."""
 
 _PACKAGES = (
@@ -247,8 +244,8 @@ def published(model: type[BaseModel]) -> dict[str, Any]:
 def kinds(*rooms: str) -> dict[str, Kind[Any]]:
     """The kinds that modules of these packages (by default flashlab's) declare, by name, in the order of titles.
 
-    >>> list(kinds("flashlab.verify"))
-    ['verify']
+    >>> kinds("flashlab.measure")["verify"].title
+    'Numbers: against float64'
     """
     declared: dict[str, Kind[Any]] = {}
     for module in map(importlib.import_module, _declaring(rooms or ROOMS)):
@@ -541,9 +538,7 @@ def _versions() -> dict[str, str]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions["flashlab"] = importlib.metadata.version("flashlab-attention")
     if "flashlab" not in versions:
-        import flashlab
-
-        versions["flashlab"] = str(getattr(flashlab, "__version__", "unknown"))
+        versions["flashlab"] = __version__
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import kernels_cu
-from flashlab import cache, triton
-from flashlab.files import replace_file
+from flashlab import triton
+from flashlab.base import cache
+from flashlab.base.files import replace_file
 from flashlab.run import nvrtc
 from simulator.api import count
 from simulator.catalogue import CATALOGUE, Algorithm

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, Literal, Protocol
 
+from flashlab.base.host import to_numpy
 from flashlab.measure import peers
 from flashlab.measure.load import POWER, Gpu, Held, Watch, clocks
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.timing import captured, interleaved
 from flashlab.run.choose import fastest
-from flashlab.run.host import to_numpy
 from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
 from simulator.catalogue import CATALOGUE, get

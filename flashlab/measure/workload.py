@@ -108,7 +108,7 @@ def counted(case: Case, device: Device) -> Counts:
 
 def inputs(algorithm: str, problem: Problem, seed: int = _SEED) -> dict[str, Any]:
     """An algorithm's operands by name, as CuPy arrays of random numbers."""
-    from flashlab.run.host import from_numpy
+    from flashlab.base.host import from_numpy
 
     random = np.random.default_rng(seed)
 

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from flashlab.files import path_of, replace_file
+from flashlab.base.files import path_of, replace_file
 from flashlab.player.page import Part, attribute, build
 from simulator.errors import UsageError
 from simulator.simulate import Run

@@ -1,6 +1,6 @@
 """Arrays of CuPy, torch, JAX and whoever speaks DLPack, as a kernel sees them: a pointer, a shape, strides, a stream.
 
-With `flashlab.run.host`, which reads and makes arrays on the CPU, this is the one door for arrays. Nothing here imports a
+With `flashlab.base.host`, which reads and makes arrays on the CPU, this is the one door for arrays. Nothing here imports a
 framework before an array of it turns up. CuPy, which allocates and copies, is imported late.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from flashlab.run.host import UNREADABLE, check_no_grad, first_line, lies_on_a_cpu, package_of, refused, title_of
+from flashlab.base.host import UNREADABLE, check_no_grad, first_line, lies_on_a_cpu, package_of, refused, title_of
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
 from simulator.problem import FP8, ITEMSIZE, WIDTH, row_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.run.host import is_array, like, to_numpy
+from flashlab.base.host import is_array, like, to_numpy
 from simulator.dtypes import Array
 from simulator.errors import Said, UsageError
 from simulator.fields import integer

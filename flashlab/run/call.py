@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from flashlab.run import host
+from flashlab.base import host
 from flashlab.run.facade import called
 from simulator.devices import Device
 from simulator.names import Backend, DeviceName
@@ -118,7 +118,7 @@ def _differentiated(given: Mapping[str, Any], *, lse: bool, **options: Any) -> t
 
 def _by_torch(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[Any, ...]:
     """Attention that torch differentiates, transforms or compiles."""
-    from flashlab.integrations import torch
+    from flashlab.run import autograd
 
     refused = {name: given[name] for name in ("out", "block_mask", "k_scale", "v_scale")} | {
         "scales": options.pop("scales")
@@ -127,4 +127,4 @@ def _by_torch(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[A
         if x is not None:
             raise host.refused(name, type(x).__name__, "None where q, k or v requires grad, or torch compiles")
     passed = {name: given[name] for name in ("q", "k", "v", "sinks", "alibi_slopes", "mask", "rng_state")}
-    return torch.attention(**passed, **options, lse=True)[: 1 + lse]
+    return autograd.attention(**passed, **options, lse=True)[: 1 + lse]

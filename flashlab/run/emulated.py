@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.emulator import interpreter
+from flashlab.base.files import path_of
+from flashlab.base.host import operand
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched, check_limits
 from flashlab.emulator.maps import UNUSED, tensor_map
-from flashlab.files import path_of
-from flashlab.run import abi, arrays, nvrtc, tritonc
+from flashlab.run import abi, arrays, interpreter, nvrtc, tritonc
 from flashlab.run.arrays import host_view
-from flashlab.run.host import operand
 from simulator import Algorithm, catalogue, count
 from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts, Spec

@@ -12,7 +12,8 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Unpack
 
-from flashlab.run import arrays, choose, devices, host
+from flashlab.base import host
+from flashlab.run import arrays, choose, devices
 from flashlab.run.arrays import Read, View
 from flashlab.run.plan import EmulatorPlan, Plan, Ready, gpu_plan, keep
 from flashlab.run.randomness import state_of

@@ -16,7 +16,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from flashlab.files import parsed, path_of
+from flashlab.base.files import parsed, path_of
 from simulator import UsageError
 from simulator.memory import check_memory
 from simulator.operations.attention import problem_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.run.host import is_array, kind_of
+from flashlab.base.host import is_array, kind_of
 from simulator.dtypes import numpy_dtype
 from simulator.errors import Said, UsageError, dtype_name
 from simulator.fields import listed

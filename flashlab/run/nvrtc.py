@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels_cu
-from flashlab import cache
+from flashlab.base import cache
 from simulator.config import Config
 from simulator.errors import Unavailable
 from simulator.problem import FP8, ITEMSIZE, round_up

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.run import abi, arrays, devices, host, tma
+from flashlab.base import host
+from flashlab.run import abi, arrays, devices, tma
 from flashlab.run.arrays import Allocate, Framework, Read, View, cupy, from_the_pool
 from flashlab.run.kernels import launch_of
 from flashlab.run.launch import Launcher, Zeros, enter, laid_out

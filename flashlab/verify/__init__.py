@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flashlab.verify import general
 from flashlab.verify.adapter import Adapter, Refused, Target, TileShape
 from flashlab.verify.adapter import imported as load
-from flashlab.verify.apart import verify_apart
 from flashlab.verify.bench import Bench, Trial
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
 from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, is_kernel, kernel, kernel_named
-from flashlab.verify.mistakes import likely
 from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
@@ -149,6 +147,8 @@ def verify(
     )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
         found = kernel_named(target, {**launch, **({"device": device} if device else {})})
+        from flashlab.verify.apart import verify_apart  # only where it is wanted: it needs processes
+
         return verify_apart(target, lambda: found, options, **found.limits(), on_row=on_row)
     if launch:
         own = [each.name for each in fields(Options)]
@@ -377,6 +377,8 @@ def _failing(bench: Bench, trial: Trial, row: Row, before: Case | None = None) -
     name, message, cause = row.check, row.detail, ""
     if not row.ended:
         case, others = trial.case or Case(problem=trial.problem, seed=bench.seed), [before] if before else []
+        from flashlab.verify.mistakes import likely  # only where something is wrong
+
         with suppress(Ended, Refused):
             cause = bench.steps.step(lambda: likely(bench, case, others))
     if trial.case and not row.ended:

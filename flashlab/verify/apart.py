@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashlab.apart import Ended, call_apart
+from flashlab.base.apart import Ended, call_apart
 from flashlab.verify.report import Report, Row
 from flashlab.verify.steps import Journal, note, read
 from simulator.errors import Said, UsageError
@@ -31,7 +31,7 @@ def verify_apart(
     address space. What it prints goes to stderr when it has ended. `name` is the target's, for errors. Raises what `load`
     and `verify` raise.
     """
-    from flashlab.scratch import scratch  # only where there is a child
+    from flashlab.base.scratch import scratch  # only where there is a child
 
     begun = time.perf_counter()
     with scratch() as folder:

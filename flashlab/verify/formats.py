@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flashlab.base.version import __version__
 from flashlab.verify.report import Report, Row
 
 ANNOTATIONS = 10
@@ -62,7 +63,6 @@ def _property(text: str) -> str:
 
 def sarif(report: Report) -> str:
     """A SARIF 2.1.0 document: a rule per check, and a result per failed row."""
-    from flashlab import __version__  # only where a document is made: the package imports this one
     from flashlab.verify.probes import CHECKS
 
     names = [*dict.fromkeys(row.check for row in report.rows)]

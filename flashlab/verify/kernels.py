@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
-from flashlab.files import path_of
+from flashlab.base.files import path_of
 from flashlab.verify.adapter import PER_HEAD, TOLD, Adapter, CallableTarget, Failure, Layout, Refused, TileShape, named
 from flashlab.verify.domain import Domain
 from flashlab.verify.expressions import array, calculated

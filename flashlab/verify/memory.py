@@ -37,7 +37,7 @@ class Frame:
 
     def put(self, values: Array) -> Any:
         """An array with these values, in memory of its own."""
-        from flashlab.run.host import from_numpy  # only where something is run
+        from flashlab.base.host import from_numpy  # only where something is run
 
         return from_numpy(values.copy(), self.name, self.device)
 

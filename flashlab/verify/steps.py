@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from flashlab.process import LOOK, Stopwatch
+from flashlab.base.process import LOOK, Stopwatch
 from flashlab.verify.adapter import Refused
 
 __all__ = ["MOST_ENDS", "Ended", "Journal", "Steps"]

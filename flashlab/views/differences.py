@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from flashlab.files import document, printable
+from flashlab.base.files import printable
+from flashlab.base.jsonlines import document
 from simulator.errors import Said, UsageError
 from simulator.problem import FIELDS
 

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.views import axes, figures
 from simulator.catalogue import CATALOGUE, of
 from simulator.counts import Counts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.views.progress import Progress, wrapping
 from simulator.catalogue import get, names
 from simulator.counts import Counts

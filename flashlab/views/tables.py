@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from flashlab.files import printable
+from flashlab.base.files import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

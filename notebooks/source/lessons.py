@@ -27,7 +27,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Exercise
 from flashlab.lessons.kernel_exercise import KernelExercise

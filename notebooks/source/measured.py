@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flashlab.files import replace_file
+from flashlab.base.files import replace_file
 from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kernels_cu
-from flashlab import cache
+from flashlab.base import cache
 from flashlab.run import nvrtc
 from flashlab.run.nvrtc import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile, count

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.run.host import from_numpy
+from flashlab.base.host import from_numpy
 from simulator.quantize import quantize
 
 P = fl.Problem(batch=1, heads=2, len_q=8, head_dim=16, dtype="float16")

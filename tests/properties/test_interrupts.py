@@ -17,7 +17,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # pyright: ignore
 
 import flashlab as fl
-from flashlab.scratch import scratch
+from flashlab.base.scratch import scratch
 from tests.simulator.problems import zeros
 from tests.tiers import one_of_each
 
@@ -122,8 +122,10 @@ def test_while_modules_load(tmp_path: Path, command: tuple[str, ...]) -> None:
 
 def test_once_they_are_loaded_an_interrupt_is_an_exception_again(tmp_path: Path) -> None:
     """Commands end what they have started. One that is ignored stays so."""
-    tell = "import signal, sys; from flashlab import command as c; signal.signal(signal.SIGINT, {}); sys.argv[0] = 'flashlab'"
-    tell += "; c.listen(); c.loaded(); print(signal.getsignal(signal.SIGINT).{})"
+    tell = "import signal, sys; from flashlab.base import interrupts; signal.signal(signal.SIGINT, {}); "
+    tell += (
+        "sys.argv[0] = 'flashlab'; interrupts.listen(); interrupts.loaded(); print(signal.getsignal(signal.SIGINT).{})"
+    )
     for handler, name in (("signal.default_int_handler", "__name__"), ("signal.SIG_IGN", "name")):
         done = subprocess.run(
             [sys.executable, "-c", tell.format(handler, name)], cwd=ROOT, capture_output=True, text=True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from flashlab import cache
+from flashlab.base import cache
 from flashlab.cli import app
 
 

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab import files
+from flashlab.base import files
 from flashlab.cli import app, main, options
 from flashlab.measure import counters, problems, results, sanitizers, speed
 from flashlab.run import tritonc

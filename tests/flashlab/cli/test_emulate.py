@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kernels_cu
-from flashlab import cache
+from flashlab.base import cache
 from tests.flashlab.cli.typed import document, one_line, run
 from tests.patches import patched
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import flashlab as fl
 import kernels_cu
-from flashlab import cache
+from flashlab.base import cache
 from simulator.counts import Counts
 from tests.flashlab.emulator.run import PLAIN, Job, attention_job, plain_job
 from tests.patches import patched

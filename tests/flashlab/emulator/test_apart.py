@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.base.process import Outcome
 from flashlab.emulator import BuildError, apart
-from flashlab.process import Outcome
 from simulator.errors import UsageError
 from tests.flashlab.cli.typed import run
 
@@ -51,7 +51,7 @@ def test_what_took_too_long_is_no_crash(path: Path, monkeypatch: pytest.MonkeyPa
     """Nobody knows what it would have come to: that is neither a finding of the kernel's nor a pass."""
     late = Outcome("no end", "no end within 300 seconds", "")
     monkeypatch.setattr(
-        "flashlab.apart.run_child", lambda folder, *_, **__: ((folder / "printed.txt").touch(), late)[1]
+        "flashlab.base.apart.run_child", lambda folder, *_, **__: ((folder / "printed.txt").touch(), late)[1]
     )
     done = apart.emulate_apart(path, {"y": fl.Empty((1,)), "n": 0}, grid=1, block=1)
     assert done.complaints() == ["time limit: no end within 300 seconds"] and done.launched.unfinished

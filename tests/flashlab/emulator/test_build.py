@@ -15,7 +15,7 @@ import pytest
 
 import flashlab as fl
 import kernels_cu
-from flashlab import cache as caches
+from flashlab.base import cache as caches
 from flashlab.emulator import build
 
 building: Any = importlib.import_module(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.run.host import from_numpy, to_numpy
+from flashlab.base.host import from_numpy, to_numpy
 from tests.simulator.test_backward import ratios
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]

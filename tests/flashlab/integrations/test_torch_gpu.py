@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import flashlab as fl
-from flashlab.run.host import from_numpy, to_numpy
+from flashlab.base.host import from_numpy, to_numpy
 from tests.simulator.test_backward import ratios
 
 pytestmark = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flashlab.base import host
 from flashlab.measure import counters, emulated, metrics, ncu, problems, workload
 from flashlab.measure.counter_report import (
     DRAM_SLACK,
@@ -21,7 +22,6 @@ from flashlab.measure.counter_report import (
 )
 from flashlab.measure.ncu import Measured
 from flashlab.measure.workload import Case
-from flashlab.run import host
 from flashlab.run.emulated import emulate_problem
 from flashlab.run.plan import _bound
 from simulator import CATALOGUE, Problem, Tile, count, shape_run

@@ -19,7 +19,7 @@ from docs._site import kinds
 from docs._site.archive import MANIFEST
 from docs._site.blocks import replaced
 from docs._site.kinds import KINDS
-from flashlab.jsonlines import joined
+from flashlab.base.jsonlines import joined
 from flashlab.measure import results, sources, speed
 from simulator.catalogue import CATALOGUE
 from simulator.errors import UsageError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from docs._site import evidence, readme
-from flashlab.files import plain
+from flashlab.base.files import plain
 from flashlab.measure import results, sources
 from simulator.catalogue import CATALOGUE
 from simulator.errors import UsageError

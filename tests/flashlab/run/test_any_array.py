@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import flashlab as fl
+from flashlab.base.host import from_numpy, kind_of, like, operand, to_numpy
 from flashlab.measure import workload
 from flashlab.run import arrays
-from flashlab.run.host import from_numpy, kind_of, like, operand, to_numpy
 from simulator.dtypes import numpy_dtype
 from simulator.operations.backward import BACKWARD
 from simulator.quantize import quantize

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.run.host import from_numpy, kind_of, to_numpy
+from flashlab.base.host import from_numpy, kind_of, to_numpy
 from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.memory import frame_named, place
 from simulator.names import DType

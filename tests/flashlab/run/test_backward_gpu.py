@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.run.host import from_numpy, to_numpy
+from flashlab.base.host import from_numpy, to_numpy
 from simulator.operations.backward import BACKWARD
 from tests.simulator.test_backward import ratios
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.run.host import from_numpy, kind_of, to_numpy
+from flashlab.base.host import from_numpy, kind_of, to_numpy
 from simulator.dtypes import numpy_dtype
 from simulator.operations.attention import ATTENTION
 from tests.simulator.problems import problems

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.emulator.interpreter import _Watch  # pyright: ignore[reportPrivateUsage]
 from flashlab.emulator.library import Arena
 from flashlab.measure import emulated
 from flashlab.measure.workload import Case
 from flashlab.run import tritonc
 from flashlab.run.emulated import EmulationError
+from flashlab.run.interpreter import _Watch  # pyright: ignore[reportPrivateUsage]
 from flashlab.triton import source
 from flashlab.verify.rule import expect, judge
 from simulator.operations.attention import ATTENTION

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.files import plain
+from flashlab.base.files import plain
 from flashlab.views import figures
 from flashlab.views.comparison import COLUMNS, MOST_SCORES, error_of, reference_of
 from simulator.operations.backward import BACKWARD

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashlab.process import run_child
+from flashlab.base.process import run_child
 
 __all__ = ["Answer", "Ended", "call_apart"]
 
@@ -51,13 +51,13 @@ def call_apart(
     """
     import cloudpickle  # pyright: ignore[reportMissingTypeStubs]  # only for a child: it costs import time
 
-    from flashlab.scratch import scratch
+    from flashlab.base.scratch import scratch
 
     dumped: bytes = cloudpickle.dumps((function, arguments, named))  # pyright: ignore[reportUnknownMemberType]
     job = {"folder": str(Path.cwd()), "path": sys.path, "memory": memory, "call": dumped}
     with scratch() as folder:
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        outcome = run_child(folder, seconds, "flashlab.apart_child", {}, own_time=True, flood=_FLOOD, poll=poll)
+        outcome = run_child(folder, seconds, "flashlab.base.apart_child", {}, own_time=True, flood=_FLOOD, poll=poll)
         answer, printed = (
             folder / "answer.pickle",
             (folder / "printed.txt").read_text(encoding="utf-8", errors="replace"),

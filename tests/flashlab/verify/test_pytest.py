@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import flashlab as fl
-from flashlab.integrations.pytest import assert_bytes, bytes_of, verify_attention
+from flashlab.verify.pytest import assert_bytes, bytes_of, verify_attention
 from simulator.errors import Unavailable
 
 pytest_plugins = ["pytester"]

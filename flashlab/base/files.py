@@ -1,4 +1,4 @@
-"""Files: written all or nothing, so that nobody ever reads half of one; documents of JSON, read and shown as a stranger's."""
+"""Files: written all or nothing, so that nobody ever reads half of one; text and JSON, read and shown as a stranger's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from simulator.errors import UsageError
 
-__all__ = ["check_file", "check_folder", "document", "parsed", "path_of", "plain", "printable", "replace_file"]
+__all__ = ["check_file", "check_folder", "parsed", "path_of", "plain", "printable", "replace_file"]
 
 _DEEPEST = 100
 """How deep a document may be. No command writes one half as deep, and Python's recursion ends at some depth."""
@@ -95,21 +95,6 @@ def path_of(argument: str, value: Any, accepted: str = "the name of a file") -> 
         return Path(os.fsdecode(value) if isinstance(value, bytes) else value)
     except (TypeError, ValueError):
         raise UsageError(argument, value, accepted) from None
-
-
-def document(argument: str, path: str | os.PathLike[str], accepted: str) -> dict[str, Any]:
-    """The document in a file of anybody's, JSON or JSON Lines. Raises `UsageError`; `argument` is what it calls the path."""
-    from flashlab.jsonlines import joined  # which parses its lines by `parsed`
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        found = joined(text) if Path(path).suffix == ".jsonl" else parsed(text)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(argument, str(path), f"{accepted} ({reason})") from None
-    if not isinstance(found, dict):
-        raise UsageError(argument, str(path), f"{accepted} (it holds {type(found).__name__})")
-    return cast("dict[str, Any]", found)
 
 
 def parsed(text: str | bytes) -> Any:

@@ -1,4 +1,4 @@
-"""The child process of `apart`: `python -m flashlab.apart_child FOLDER` makes the call that it finds in the folder."""
+"""The child process of `apart`: `python -m flashlab.base.apart_child FOLDER` makes the call that it finds in the folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashlab.process import end_with_parent
+from flashlab.base.process import end_with_parent
 
 
 def main(folder: Path) -> None:

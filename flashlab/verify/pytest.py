@@ -14,8 +14,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from flashlab.base.files import replace_file
 from flashlab.emulator import FileRun, Launched
-from flashlab.files import replace_file
 from flashlab.run.emulated import Emulation
 from flashlab.verify import Adapter, Report, verify
 from flashlab.views.differences import differences, read

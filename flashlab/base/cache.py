@@ -21,7 +21,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from flashlab.scratch import left_behind, scratch
+from flashlab.base.scratch import left_behind, scratch
 
 __all__ = ["Held", "clean", "digest", "entry", "folder", "held"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flashlab import process
+from flashlab.base import process
 
 Had = dict[str, float]
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from flashlab.files import parsed
+from flashlab.base.files import parsed
+from simulator.errors import UsageError
 
-__all__ = ["joined", "written"]
+__all__ = ["document", "joined", "written"]
 
 Row = dict[str, Any]
 
@@ -66,6 +69,19 @@ def joined(text: str) -> dict[str, Any]:
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"lines of no document ({error!r})") from None
     return document
+
+
+def document(argument: str, path: str | os.PathLike[str], accepted: str) -> dict[str, Any]:
+    """The document in a file of anybody's, JSON or JSON Lines. Raises `UsageError`; `argument` is what it calls the path."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        found = joined(text) if Path(path).suffix == ".jsonl" else parsed(text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(argument, str(path), f"{accepted} ({reason})") from None
+    if not isinstance(found, dict):
+        raise UsageError(argument, str(path), f"{accepted} (it holds {type(found).__name__})")
+    return cast("dict[str, Any]", found)
 
 
 def _is_row(value: Any) -> TypeGuard[Row]:

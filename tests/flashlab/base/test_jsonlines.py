@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashlab.jsonlines import joined, written
+from flashlab.base.jsonlines import joined, written
 
 PLAIN = (
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, -0.0, 1.0, 0.1, "…"]) | st.text(max_size=3)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from flashlab import cache
+from flashlab.base import cache
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NAME = cache.digest("an entry")
 
 
@@ -71,7 +71,7 @@ def test_threads_wait_for_the_one_that_makes_it() -> None:
 
 PROCESS = """
 import sys, time
-from flashlab import cache
+from flashlab.base import cache
 
 def make(work):
     (work / "a").write_text("content")
@@ -179,7 +179,7 @@ def test_there_may_be_none_yet(folder: Path) -> None:
 def test_a_build_that_was_killed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one that makes an entry deletes what nobody holds any more, and leaves what somebody makes."""
     monkeypatch.setenv("FLASHLAB_CACHE", str(tmp_path))
-    script = "from flashlab import cache; cache.entry('emulator', '0' * 32, lambda work: (print('held', flush=True), input()))"
+    script = "from flashlab.base import cache; cache.entry('emulator', '0' * 32, lambda work: (print('held', flush=True), input()))"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"held\n"
