@@ -22,6 +22,7 @@ from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
 from flashlab.verify.steps import Ended, Steps
+from flashlab.verify.subject import Subject
 from flashlab.verify.targets import BACKENDS, target_of
 from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
@@ -257,7 +258,7 @@ def _check_general(operation: Operation, options: Options) -> None:
 
 
 def _general(
-    subject: general.Subject,
+    subject: Subject,
     dtypes: Sequence[DType],
     options: Options,
     on_row: Callable[[Row], None] | None,

@@ -19,10 +19,10 @@ import numpy as np
 
 from flashlab.verify.adapter import GRADIENTS, Adapter, CallableTarget, Failure, Refused
 from flashlab.verify.cases import LAYOUTS
-from flashlab.verify.general import Expected, Subject, worst
 from flashlab.verify.kernels import FileKernel
 from flashlab.verify.outsiders import OUTSIDERS, outsider
 from flashlab.verify.steps import Ended, Steps
+from flashlab.verify.subject import Expected, Subject, worst
 from simulator import Problem
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import Said, Unavailable, UsageError

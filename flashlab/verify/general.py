@@ -6,20 +6,19 @@ Attention has checks of its own (`probes`). An operation that brings only its ow
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from flashlab.verify import gradients, pages, shared
 from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe
-from flashlab.verify.memory import Frame, frame_named
+from flashlab.verify.memory import frame_named
 from flashlab.verify.report import Row
 from flashlab.verify.steps import Steps
+from flashlab.verify.subject import Check, Subject, worst
 from simulator import Device, Problem, Tile, catalogue, count, shape_run
 from simulator.catalogue import Algorithm
 from simulator.dtypes import Array, as_numpy
@@ -28,55 +27,6 @@ from simulator.names import AnyBackend, DeviceName
 from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
 from simulator.simulate import run_on_data
-
-Expected = tuple[Mapping[str, Array], Mapping[str, Array]]
-"""The right outputs by name, and how far each row of them may be off."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What the checks see of anything that does an operation.
-
-    `frame` makes the arrays that it is given. `atomics` are the outputs that atomics add up. `layouts` are those beside the
-    contiguous one in which it takes arrays.
-    """
-
-    name: str
-    operation: Operation
-    backend: str
-    frame: Frame
-    atomics: Collection[str] = ()
-    layouts: Collection[str] = ("padded", "bshd", "misaligned")
-
-    def refuses(self, problem: Problem) -> str | None:
-        """Why the problem is not run, or None. Raises `Unavailable` where the device runs none of the kernels."""
-        raise NotImplementedError
-
-    def fit(self, problem: Problem) -> Problem:
-        """The nearest problem of sizes that it takes."""
-        return problem
-
-    def expect(self, problem: Problem, arrays: Mapping[str, Array]) -> Expected:
-        """The right outputs for these inputs, and how far it may be off."""
-        truth = self.operation.judge(problem, arrays)
-        return truth, self.operation.bounds(problem, arrays, truth)
-
-    def run(self, problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the problem and return its outputs as NumPy arrays. Raises `Failure` if an input was changed."""
-        given = {name: self.frame.put(x) for name, x in arrays.items()}
-        outputs = self.run_on(problem, given)
-        for name, x in given.items():
-            if as_numpy(name, x).tobytes() != arrays[name].tobytes():
-                raise Failure(f"{name}: it was changed")
-        return outputs
-
-    def run_on(self, problem: Problem, given: Mapping[str, Any]) -> dict[str, Array]:
-        """The same for arrays of the frame, as they lie."""
-        raise NotImplementedError
-
-    def allocates(self, problem: Problem) -> Iterable[int]:
-        """The bytes of what a call allocates and does not fill at once."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,34 +86,6 @@ def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], output
     return worst(row.operation, (truth, row.operation.bounds(problem, arrays, truth)), outputs)
 
 
-def worst(operation: Operation, expected: Expected, outputs: Mapping[str, Array]) -> float:
-    """The worst error over what is allowed. Where bounds are per row, the error is the row's 2-norm.
-
-    Raises `Failure` over 1, and for an output that is missing or has another shape.
-    """
-    (truth, bounds), most = expected, 0.0
-    for name, exact in truth.items():
-        if name not in outputs:
-            if operation.operand(name).asked:  # and it wasn't
-                continue
-            raise Failure(f"{name} is missing")
-        got = np.asarray(outputs[name], np.float64)
-        if got.shape != exact.shape:
-            raise Failure(f"{name} has the shape {got.shape}, expected {exact.shape}")
-        with np.errstate(invalid="ignore"):
-            error = np.where(got == exact, 0.0, np.abs(got - exact))  # equal infinities have no difference
-        if bounds[name].ndim < error.ndim:
-            error = np.linalg.norm(error, axis=-1)
-        ratio = np.where(np.isnan(error), np.inf, error) / np.maximum(
-            bounds[name], 1e-300
-        )  # a bound of 0 wants equality
-        if ratio.size and ratio.max() > 1:
-            where = tuple(int(n) for n in np.unravel_index(int(ratio.argmax()), ratio.shape))
-            raise Failure(f"{name} at {where} is off by {ratio.max():.3g} x its bound")
-        most = max(most, float(ratio.max(initial=0.0)))
-    return most
-
-
 def _rule(subject: Subject, p: Problem, seed: int) -> float:
     """Every output must lie within its bound, on inputs of each kind."""
     most = 0.0
@@ -197,7 +119,6 @@ def _byte_counts(subject: Subject, p: Problem, seed: int) -> None:
             raise Failure(f"the {name} and the run on data count different bytes")
 
 
-Check = Callable[[Subject, Problem, int], float | None]
 CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte_counts": _byte_counts}
 """The checks of any operation, by name."""
 

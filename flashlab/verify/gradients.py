@@ -1,18 +1,19 @@
 """Probes of a backward pass. Each reads off one thing that the rule's tolerance could hide, or that its judge could share.
 
-A probe takes a subject (`general.Subject`), a problem and a seed. It raises `Failure`, or returns the worst error over what is
+A probe takes a subject (`subject.Subject`), a problem and a seed. It raises `Failure`, or returns the worst error over what is
 allowed. Where it compares two runs, each may be off by the rule's bound. Gradients that no atomic adds up keep their bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from flashlab.verify.adapter import Failure
 from flashlab.verify.memory import place
+from flashlab.verify.subject import Check, Subject
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
 from simulator.operations.attention import ATTENTION, UNIT
@@ -20,9 +21,6 @@ from simulator.operations.backward import BACKWARD
 from simulator.operations.draws import random_optional
 from simulator.operations.pairs import hidden_pairs
 from simulator.philox import kept_weights
-
-if TYPE_CHECKING:
-    from flashlab.verify.general import Subject
 
 Arrays = Mapping[str, Array]
 
@@ -309,8 +307,7 @@ def memory(subject: Subject, p: Problem, seed: int) -> None:
         _near("dq", found["dq"], plain["dq"], 2 * bounds["dq"])
 
 
-Probe = Callable[[Any, Problem, int], float | None]
-CHECKS: Mapping[str, Probe] = {
+CHECKS: Mapping[str, Check] = {
     "adjoint": adjoint,
     "key_sets": key_sets,
     "hidden": hidden,

@@ -1,23 +1,21 @@
 """Probes of attention over pages: what surrounds a request, and where its keys lie, changes not a bit of its output.
 
-A probe takes a subject (`general.Subject`), a problem and a seed, and raises `Failure`. NaN fills what no request owns.
+A probe takes a subject (`subject.Subject`), a problem and a seed, and raises `Failure`. NaN fills what no request owns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
 from flashlab.verify.adapter import Failure
+from flashlab.verify.subject import Check, Subject, worst
 from simulator import Problem
 from simulator.dtypes import Array
 from simulator.operations.paged import PAGED, PagedAttention
 from simulator.problem import MOST_DRAFTS
-
-if TYPE_CHECKING:
-    from flashlab.verify.general import Subject
 
 Arrays = Mapping[str, Array]
 
@@ -72,8 +70,6 @@ def drafts(subject: Subject, p: Problem, seed: int) -> float | None:
     """A chain of drafts is a causal mask, and one in which all are visible is none, to the bit. A random tree obeys the rule, and
     what a draft holds that nobody sees changes no bit. More queries than a word has bits have no drafts: there is nothing to check.
     """
-    from flashlab.verify.general import worst  # which has this probe among its checks
-
     if p.len_q > MOST_DRAFTS:
         return None
     plain, tree, rng = p.replace(drafts=False), p.replace(drafts=True), np.random.default_rng(seed)
@@ -116,7 +112,7 @@ def _equal(found: Arrays, other: Arrays, what: str) -> None:
             raise Failure(f"{name} changes with {what}")
 
 
-CHECKS: Mapping[str, Callable[[Subject, Problem, int], float | None]] = {
+CHECKS: Mapping[str, Check] = {
     "pages": pages,
     "requests": requests,
     "drafts": drafts,

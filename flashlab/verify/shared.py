@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
 from flashlab.verify.adapter import Failure
+from flashlab.verify.subject import Check, Subject
 from simulator import Problem
 from simulator.dtypes import Array
-
-if TYPE_CHECKING:
-    from flashlab.verify.general import Subject
 
 
 def some_of(problem: Problem, arrays: Mapping[str, Array], order: list[int]) -> tuple[Problem, dict[str, Array]]:
@@ -40,5 +37,5 @@ def requests(subject: Subject, p: Problem, seed: int) -> None:
                 raise Failure(f"{name} changes with the other requests (now {order})")
 
 
-CHECKS: Mapping[str, Callable[[Subject, Problem, int], None]] = {"requests": requests}
+CHECKS: Mapping[str, Check] = {"requests": requests}
 """The probes by name."""

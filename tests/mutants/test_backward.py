@@ -14,7 +14,7 @@ import flashlab as fl
 import kernels_cu
 from flashlab.verify import general
 from flashlab.verify.adapter import Failure
-from flashlab.verify.general import Subject
+from flashlab.verify.subject import Subject
 from simulator.operations.backward import BACKWARD
 from tests.mutants import backward, backward_parts, backward_rungs
 from tests.mutants.backward import PROGRAMS, SHAPES, KernelMutant
