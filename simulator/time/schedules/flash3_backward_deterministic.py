@@ -7,6 +7,7 @@ long a block waits for its turn behind blocks of other SMs isn't modelled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from simulator.config import Config
