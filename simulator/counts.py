@@ -314,27 +314,38 @@ class Counts:
         }
 
 
-def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
-    """The counts of a problem whose heads or batches were run in parts. Everything adds up but what one block holds."""
-    first = parts[0]
+def summed(parts: Sequence[Counts], problem: Problem, times: Sequence[int] | None = None) -> Counts:
+    """The counts of a problem whose heads or batches were run in parts. Everything adds up but what one block holds.
+
+    `times` says how many parts each one stands for: 1, if it is left out.
+    """
+    first, times = parts[0], [1] * len(parts) if times is None else times
     launches: list[LaunchCounts] = []
     shared = {name for part in parts for name, spec in part.tensors.items() if spec.shared}
     for same in zip(*(part.launches for part in parts), strict=True):
         ledger: defaultdict[Entry, int] = defaultdict(int)
         distinct: defaultdict[tuple[str, str], int] = defaultdict(int)
         boxes = Counter[Box]()
-        for launch in same:
+        for launch, each in zip(same, times, strict=True):
             boxes.update(launch.boxes)
             for entry, n in launch.ledger.items():
-                ledger[entry] += n
+                ledger[entry] += each * n
             for key, n in launch.distinct.items():
-                distinct[key] = n if key[0] in shared else distinct[key] + n
-        total = {name: sum(getattr(x, name) for x in same) for name in ("blocks", "flops_matmul", "flops_other", "exp")}
+                distinct[key] = n if key[0] in shared else distinct[key] + each * n
+        total = {
+            name: sum(each * getattr(x, name) for x, each in zip(same, times, strict=True))
+            for name in ("blocks", "flops_matmul", "flops_other", "exp")
+        }
         launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), boxes=boxes, **total))
     tensors = {
         name: spec
         if spec.shared
-        else replace(spec, heads=sum(part.tensors[name].heads for part in parts if name in part.tensors))
+        else replace(
+            spec,
+            heads=sum(
+                n * part.tensors[name].heads for part, n in zip(parts, times, strict=True) if name in part.tensors
+            ),
+        )
         for name, spec in first.tensors.items()
     }
     return replace(first, problem=problem, launches=tuple(launches), tensors=tensors)

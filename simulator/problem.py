@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -337,11 +338,10 @@ class Problem:
     def _check_requests(self) -> None:
         if len(self._lengths) != self.batch:
             raise UsageError("lengths", Said(f"{len(self._lengths):,} requests"), f"{self.batch:,}, the batch")
+        len_q, len_kv = self.len_q, self.len_kv  # which may follow from all lengths
         for i, (queries, keys) in enumerate(self._lengths):
-            if queries != self.len_q or keys > self.len_kv:
-                accepted = (
-                    f"len_q = {self.len_q:,} queries, as all requests have, and up to len_kv = {self.len_kv:,} keys"
-                )
+            if queries != len_q or keys > len_kv:
+                accepted = f"len_q = {len_q:,} queries, as all requests have, and up to len_kv = {len_kv:,} keys"
                 raise UsageError(f"lengths[{i}]", (queries, keys), accepted)
 
     @classmethod
@@ -419,6 +419,13 @@ class Problem:
         cuts = (accumulate(each, initial=0) for each in zip(*self._lengths, strict=True))
         return tuple(zip(*(starmap(range, pairwise(cut)) for cut in cuts), strict=True))  # pyright: ignore[reportReturnType]
 
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Queries and keys of each of its `sequences`."""
+        if self.lengths is not None:
+            return self._lengths
+        return ((self.len_q, self.len_kv),) * (self.batch if self.apart else 1)
+
     @cached_property
     def sequences(self) -> tuple[Self, ...]:
         """Each sequence of a ragged batch, as a ragged batch of one; each request of a batch in pages, alone. A plain problem is
@@ -428,9 +435,20 @@ class Problem:
         """
         if not self.apart:
             return (self,)
-        pairs = self._lengths if self.lengths is not None else ((self.len_q, self.len_kv),) * self.batch
-        once = {pair: self.sequence(*pair) for pair in set(pairs)}
-        return tuple(once[pair] for pair in pairs)
+        once = {pair: self.sequence(*pair) for pair in set(self.pairs)}
+        return tuple(once[pair] for pair in self.pairs)
+
+    @cached_property
+    def different(self) -> dict[Self, int]:
+        """Its different `sequences`, the shortest first, and how many there are of each.
+
+        >>> p = Problem(batch=1, heads=1, lengths=[5, 3, 5], head_dim=8, dtype="float16")
+        >>> [(one.len_q, n) for one, n in p.different.items()]
+        [(3, 1), (5, 2)]
+        """
+        if not self.apart:
+            return {self: 1}
+        return {self.sequence(*pair): n for pair, n in sorted(Counter(self.pairs).items())}
 
     def sequence(self, queries: int, keys: int) -> Self:
         """A ragged batch, or a batch in pages, of one sequence with so many queries and keys."""
@@ -469,7 +487,7 @@ class Problem:
             len_q=self.len_q, len_kv=self.len_kv, lengths=None, page_size=None, pages=None, drafts=False, mask=mask
         )
 
-    @property
+    @cached_property
     def seq_lens(self) -> tuple[int, ...]:
         """The keys of each request of a batch in pages. With a prefix, those that it has of its own."""
         return tuple(keys for _, keys in self._lengths) if self.lengths is not None else (self.len_kv,) * self.batch
@@ -479,7 +497,7 @@ class Problem:
         """The pages that a block table has room for, per request."""
         return 0 if self.page_size is None else -(-self.len_kv // self.page_size)
 
-    @property
+    @cached_property
     def pages_of_lengths(self) -> int:
         """The pages that all requests need together, if none shares any."""
         return 0 if self.page_size is None else sum(-(-keys // self.page_size) for keys in self.seq_lens)

@@ -35,9 +35,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from simulator.config import WORK, Config
 from simulator.counts import Box, Counts, Entry, LaunchCounts, Spec, summed
 from simulator.devices import Device
+from simulator.dtypes import Array
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
@@ -64,9 +67,11 @@ class _Side(NamedTuple):
             return launch.warps
         return 1 if config.told else 4 * config.consumers + 1
 
-    def places(self, problem: Problem, tile: Tile, along: str) -> list[int]:
+    def places(self, problem: Problem, tile: Tile, along: str) -> Array:
         """How many blocks each sequence has in each head, empty ones included."""
-        return [1] * len(problem.spans) if self.tile is None else places(problem, getattr(tile, self.tile), along)
+        if self.tile is None:
+            return np.ones(len(problem.pairs), np.int64)
+        return places(problem, getattr(tile, self.tile), along)
 
 
 _SIDES = {
@@ -77,24 +82,25 @@ _SIDES = {
 }
 
 
-def places(problem: Problem, rows: int, along: str = "len_q") -> list[int]:
+def places(problem: Problem, rows: int, along: str = "len_q") -> Array:
     """How many places each sequence has for its row tiles of `rows` queries, or for its tiles of so many keys.
 
     >>> p = Problem(batch=1, heads=1, lengths=[100, 28, 0, 65], head_dim=8, dtype="float16")
     >>> places(p, 64)  # they begin at the queries 0, 100, 128 and 128
-    [2, 2, 1, 2]
+    array([2, 2, 1, 2])
     """
-    spans = [keys if along == "len_kv" else queries for queries, keys in problem.spans]
-    return [each.stop // rows - each.start // rows + 1 for each in spans] if spans[-1].stop else []
+    stops = np.cumsum([pair[along == "len_kv"] for pair in problem.pairs], dtype=np.int64)
+    starts = np.concatenate([[0], stops[:-1]])
+    return stops // rows - starts // rows + 1 if stops[-1] else stops[:0]
 
 
-def halvings(sequence: int, sequences: int) -> int:
-    """How many offsets a block looks at until it has found its sequence."""
-    low, high, n = 0, sequences, 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if middle <= sequence else (low, middle)
-        n += 1
+def halvings(sequences: int) -> Array:
+    """How many offsets a block looks at until it has found its sequence, for each of so many."""
+    wanted = np.arange(sequences, dtype=np.int64)
+    low, high, n = np.zeros_like(wanted), np.full_like(wanted, sequences), np.zeros_like(wanted)
+    while (searching := high - low > 1).any():
+        middle, n = (low + high) // 2, n + searching
+        low, high = np.where(searching & (middle <= wanted), middle, low), np.where(middle <= wanted, high, middle)
     return n
 
 
@@ -102,32 +108,45 @@ def evaluated(problem: Problem, operation: Operation, config: Config, count: Cal
     """The counts of a problem, where `count` has those of a plain one, or of one sequence. A plain problem is just counted."""
     if not problem.apart:
         return count(problem)
-    once = {sequence: count(sequence) for sequence in set(problem.sequences)}
-    return joined([once[sequence] for sequence in problem.sequences], problem, operation, config, count)
+    once = {sequence: count(sequence) for sequence in problem.different}
+    if any(launch.boxes for part in once.values() for launch in part.launches):  # which lie where their sequence does
+        parts = [once[sequence] for sequence in problem.sequences]
+        return joined(parts, [1] * len(parts), problem, operation, config, count)
+    return joined(list(once.values()), list(problem.different.values()), problem, operation, config, count)
 
 
 def joined(
-    parts: Sequence[Counts], problem: Problem, operation: Operation, config: Config, count: Callable[[Problem], Counts]
+    parts: Sequence[Counts],
+    times: Sequence[int],
+    problem: Problem,
+    operation: Operation,
+    config: Config,
+    count: Callable[[Problem], Counts],
 ) -> Counts:
-    """The counts of a ragged batch from those of its sequences, in their order. `count` has those of another sequence."""
-    total, tile = summed(parts, problem), config.tile
+    """The counts of a ragged batch from those of its sequences, each of which is there so many `times`. `count` has those of
+    another sequence. Where parts have boxes, they are all sequences in their order."""
+    total, tile = summed(parts, problem, times), config.tile
     if problem.ragged and not config.walks:
-        tensors = {name: _whole(spec, parts, problem, operation, tile) for name, spec in total.tensors.items()}
+        tensors = {name: _whole(spec, parts, times, problem, operation, tile) for name, spec in total.tensors.items()}
     else:
         longest = count(problem.sequence(problem.padded.len_q, problem.padded.len_kv))
         tensors = {name: _for_all(spec, problem, operation, tile) for name, spec in longest.tensors.items()}
     launches = tuple(_launch(launch, i, parts, problem, operation, config) for i, launch in enumerate(total.launches))
-    same = Counter(part.problem for part in parts)
+    same = Counter[Problem]()
+    for part, n in zip(parts, times, strict=True):
+        same[part.problem] += n
     different = {part.problem: part for part in parts}
     if config.ordered:
-        n = sum(places(problem, tile.cols, "len_kv"))
+        n = int(places(problem, tile.cols, "len_kv").sum())
         cols = _ORDERED_TILE // _NUMBER
         tensors["order"] = Spec("order", 1, n, cols, "int32", "workspace", flat=True, shared=True)
     sequences = tuple((different[one], n) for one, n in same.items())
     return replace(total, launches=launches, tensors=tensors, sequences=sequences)
 
 
-def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Operation, tile: Tile) -> Spec:
+def _whole(
+    spec: Spec, parts: Sequence[Counts], times: Sequence[int], problem: Problem, operation: Operation, tile: Tile
+) -> Spec:
     """An array of the whole batch. What the sequences have of a workspace lies one behind the other, too."""
     if spec.role != "workspace":
         return operation.operand(spec.name, problem).spec(problem, tile, spec.role)
@@ -136,11 +155,12 @@ def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Ope
         planes = zip(*(each.axes for each in same), strict=True)
         axes = tuple((axis[0][0], max(n for _, n in axis)) for axis in planes)
         most = max(1, *(part.problem.row_tiles(tile) for part in parts))
-        rows = sum(places(problem, tile.rows)) * (max(each.rows for each in same) // most)
+        rows = int(places(problem, tile.rows).sum()) * (max(each.rows for each in same) // most)
         return replace(same[0], rows=rows, cols=max(each.cols for each in same), axes=axes)
     if len({each.cols for each in same}) == 1:
-        return replace(same[0], rows=sum(each.rows for each in same))
-    return replace(same[0], rows=1, cols=sum(each.rows * each.row_bytes for each in same) // spec.itemsize)
+        return replace(same[0], rows=sum(n * each.rows for each, n in zip(same, times, strict=True)))
+    nbytes = sum(n * each.rows * each.row_bytes for each, n in zip(same, times, strict=True))
+    return replace(same[0], rows=1, cols=nbytes // spec.itemsize)
 
 
 def _for_all(spec: Spec, problem: Problem, operation: Operation, tile: Tile) -> Spec:
@@ -158,7 +178,7 @@ def _launch(
     if total.across:
         return _across(total, p)
     axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
-    if p.ragged:
+    if p.ragged and total.boxes:
         boxes = Counter[Box]()
         for launch, (rows, keys) in zip(each, p.spans, strict=True):
             for box, n in launch.boxes.items():
@@ -181,18 +201,19 @@ def _launch(
     if config.ordered and total.along == "len_kv":
         side = side._replace(searched=None, read=None)
     room = side.places(p, config.tile, total.along)
+    tiles = int(room.sum())
     heads: int = 1 if total.shared else p.batch * getattr(p, side.heads)
     step = "load_mask" if total.shared else side.step
     asking = side.asking(total, config)
-    searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
-    for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * sum(room), len(room) + 1)):
+    searched = int((room * halvings(len(room))).sum())
+    for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * tiles, len(room) + 1)):
         if name and looks:
             ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * total.cols * asking
             distinct[name, "read"] = _NUMBER * seen
-    blocks = heads * sum(room) * total.cols
+    blocks = heads * tiles * total.cols
     if config.ordered and total.along == "len_kv":
         ledger[Entry(step, "order", "hbm.read")] = _ORDERED_TILE * blocks
-        distinct["order", "read"] = _ORDERED_TILE * sum(room)
+        distinct["order", "read"] = _ORDERED_TILE * tiles
     if config.ordered and total.along == "delta":
         _put_in_order(ledger, distinct, step, places(p, config.tile.cols, "len_kv"))
     for entry, n in total.ledger.items():
@@ -211,10 +232,10 @@ def _launch(
     )
 
 
-def _put_in_order(ledger: dict[Entry, int], distinct: dict[tuple[str, str], int], step: str, room: list[int]) -> None:
+def _put_in_order(ledger: dict[Entry, int], distinct: dict[tuple[str, str], int], step: str, room: Array) -> None:
     """What the first launch does where it puts the key tiles of sequences with so many places in an order."""
-    places, ends = sum(room), len(room) + 1
-    searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
+    places, ends = int(room.sum()), len(room) + 1
+    searched = int((room * halvings(len(room))).sum())
     read = {"offsets_q": 2 * places * ends, "offsets_kv": searched + 2 * places * len(room)}
     for name, looks in read.items():
         entry = Entry(step, name, "hbm.read")

@@ -184,7 +184,9 @@ def run_on_data(
             )
     each = [machine.close() for machine, _ in done]
     on_shapes = partial(_on_shapes, program, config=config, device=device, asked=asked)
-    counts = joined(each, problem, operation, config, on_shapes) if problem.apart else summed(each, problem)
+    counts = (
+        joined(each, [1] * len(each), problem, operation, config, on_shapes) if problem.apart else summed(each, problem)
+    )
     return Run(outputs, counts, recorded)
 
 

@@ -76,7 +76,7 @@ def _print(found: Any) -> None:
     from simulator.operations.backward import BACKWARD
 
     p = found.problem
-    visible = sum(walk(one, Tile(1, 1)).pairs for one in p.sequences)
+    visible = sum(n * walk(one, Tile(1, 1)).pairs for one, n in p.different.items())
     # forward, S and P V; backward, S, dK and dQ with the columns of K, dP and dV with those of V
     of_k, of_v = (3, 2) if get(found.algorithm).operation is BACKWARD else (1, 1)
     flops = 2 * visible * (of_k * p.head_dim + of_v * p.head_dim_v)

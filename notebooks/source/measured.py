@@ -8,11 +8,13 @@ A test holds the file to what this makes today.
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from flashlab.base.files import replace_file
 from flashlab.measure import results
+from flashlab.measure.results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 TO = ROOT / "flashlab" / "data" / "measured.json"
@@ -22,7 +24,7 @@ def measured() -> dict[str, Any]:
     """Launches as ncu counted them, times of flash2 beside its peers and beside what came before it, the rungs of flash3, what
     binds them, the rates of an SM, FP8."""
     counters, bench = of("counters", "standard"), of("bench", "flash2")  # of standard to flash2 in one run
-    ladder, fp8 = of("ladder", "flash3"), of("fp8", "flash3_fp8")
+    ladder, fp8, waits = of("ladder", "flash3"), of("fp8", "flash3_fp8"), of("waits", "flash1")
     launches = [
         {
             "case": row["case"],
@@ -38,30 +40,40 @@ def measured() -> dict[str, Any]:
             "dram_estimate": row["dram"]["estimate"],
             "dram_written": row["dram"]["written"],
         }
-        for row in counters["data"]["launches"]
+        for row in counters.data["launches"]
         if "L2" in row["case"]
     ]
     rates, profile = (results.latest(kind, ROOT / results.FOLDER) for kind in ("rates", "profile"))
     assert rates is not None and profile is not None
     cell = ("dtype", "head_dim", "causal", "length", "milliseconds")
-    blind = [of("blind", "flash1", condition)["data"]["rows"] for condition in ("unmeasured", "lengths")]
-    before = [{"algorithm": row["algorithm"], **{key: row[key] for key in (*cell, "predicted")}}
-              for rows in blind for row in rows if row["algorithm"] in ("standard", "online_softmax", "flash1")]  # fmt: skip
+    blind = [of("blind", "flash1", condition) for condition in ("unmeasured", "lengths")]
+    before = [
+        {"algorithm": row["algorithm"], **{key: row[key] for key in (*cell, "predicted")}}
+        for result in blind
+        for row in result.data["rows"]
+        if row["algorithm"] in ("standard", "online_softmax", "flash1")
+    ]
     kept = ("dtype", "head_dim", "causal", "length", "peer", "milliseconds", "tflops", "ratio")
     return {
-        "device": counters["device"],
-        "summary": counters["data"]["summary"],
+        "device": counters.content["device"],
+        "measured": {
+            "counters": said(counters),
+            "times": said(bench),
+            "before_flash2": said(blind[0]),
+            "waits": said(waits),
+        },
+        "summary": counters.data["summary"],
         "launches": launches,
         "before_flash2": before,
-        "waits": of("waits", "flash1")["data"]["rows"],
-        "times": [{key: row[key] for key in kept} for row in bench["data"]["rows"]],
+        "waits": waits.data["rows"],
+        "times": [{key: row[key] for key in kept} for row in bench.data["rows"]],
         "ladder": {
-            "device": ladder["device"]["name"],
-            "rows": [{key: row[key] for key in (*kept, "of_matmul")} for row in ladder["data"]["rows"]],
+            "measured": said(ladder),
+            "rows": [{key: row[key] for key in (*kept, "of_matmul")} for row in ladder.data["rows"]],
         },
-        "rates": _rates(rates.data["rows"]) | {"device": rates.content["device"]["name"]},
+        "rates": _rates(rates.data["rows"]) | {"measured": said(rates)},
         "profile": {
-            "device": profile.content["device"]["name"],
+            "measured": said(profile),
             "rows": [
                 {key: row[key] for key in ("kernel", "head_dim", "causal", "length")}
                 | {"busy": row["counters"]["busy"]}
@@ -69,7 +81,7 @@ def measured() -> dict[str, Any]:
                 if row["kernel"] in ("flash3", "flash3_fp8")
             ],
         },
-        "fp8": {"device": fp8["device"]["name"], **{key: fp8["data"][key] for key in ("accuracy", "speed")}},
+        "fp8": {"measured": said(fp8), **{key: fp8.data[key] for key in ("accuracy", "speed")}},
     }
 
 
@@ -85,11 +97,18 @@ def _rates(rows: Any) -> dict[str, Any]:
     return {"warp_products": best("warp_products"), "wgmma": best("products_128_sram"), "beside": beside}
 
 
-def of(kind: str, algorithm: str, condition: str | None = None) -> Any:
+def said(result: Result) -> str:
+    """Where and when a result was measured, and which kernels have changed since."""
+    older = f"; changed since: {', '.join(result.older)}" if result.older else ""
+    day = datetime.fromisoformat(result.content["date"])
+    return f"{result.content['device']['name']}, {day.day} {day:%B %Y}{older}"
+
+
+def of(kind: str, algorithm: str, condition: str | None = None) -> Result:
     """The newest result of this kind about this algorithm."""
     found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device="h200", condition=condition)
     assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
-    return found.content
+    return found
 
 
 def text() -> str:

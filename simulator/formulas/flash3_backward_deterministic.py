@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from simulator.config import Config
 from simulator.counts import Book, Spec
 from simulator.formulas.flash2_backward import count_delta
 from simulator.formulas.flash2_backward_deterministic import count_turns
 from simulator.formulas.flash3_backward import count_after, count_main, count_workspaces
+from simulator.formulas.walk import tiles_of_rows, weighted_rows
 from simulator.problem import Problem, Tile
+
+
+def visited(problem: Problem, tile: Tile) -> tuple[int, int]:
+    """How many row tiles of a head visit a key tile, and how many visit several."""
+    few = weighted_rows(problem, tile, tile.cols // gcd(tile.cols, tile.rows))
+    first, stop = tiles_of_rows(problem, tile, few.rows)
+    return few.sum(stop - first > 0), few.sum(stop - first > 1)
 
 
 def flash3_backward_deterministic(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -21,8 +31,7 @@ def flash3_backward_deterministic(book: Book, problem: Problem, tile: Tile, conf
     p, t = problem, book.tensors
     heads, tiles = p.batch * p.heads, p.row_tiles(tile)
     seen = count_workspaces(book, problem, tile, config)
-    visits = [len(p.tiles_of_row(i, tile)) for i in range(tiles)]
-    some, several = (heads * sum(n > least for n in visits) for least in (0, 1))
+    some, several = (heads * n for n in visited(p, tile))
 
     count_delta(book, "flash3_backward", problem, tile.rows, zeros=False)
     book.tensor(Spec("turns", heads, p.len_q, 1, "int32", "workspace", vector=True))

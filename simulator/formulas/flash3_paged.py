@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import gcd, lcm
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from simulator.counts import Book, Spec
 from simulator.formulas.flash3 import count_counter
 from simulator.formulas.paged import entries
 from simulator.formulas.scores import count_scores
-from simulator.formulas.walk import walk
+from simulator.formulas.walk import tiles_of_rows, walk, weighted_rows
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL, backwards
 from simulator.programs.flash3_paged import TOLD, listeners, shares, sram_bytes
@@ -71,19 +72,19 @@ def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, ls
 def _count_look_ups(book: Book, p: Problem, tile: Tile, box: int) -> None:
     """What is read of the block table: for K, and again for V, the page of each box, or those of each share of each tile."""
     size, cols, n = p.page_size or 1, tile.cols, p.len_kv
-    rows = np.arange(0, p.len_q, tile.rows, dtype=np.int64)
-    first = np.zeros_like(rows) if p.left is None else np.maximum(0, rows + p.offset - p.left)
-    last = np.minimum(rows + tile.rows, p.len_q) - 1 + p.offset + (n + p.len_q if p.right is None else p.right)
-    last = np.minimum(last, n - 1)
-    first, last = first[last >= first], last[last >= first]
-    if not len(first):
+    repeats = lcm(cols, box or size)  # keys
+    few = weighted_rows(p, tile, repeats // gcd(repeats, tile.rows))
+    first, stop = tiles_of_rows(p, tile, few.rows)
+    begins, ends = first * cols, np.minimum(stop * cols, n)
+    seen = begins < ends
+    if not seen.any():
         return
-    begins, ends = first // cols * cols, np.minimum((last // cols + 1) * cols, n)
     if box:
         looked = -(-ends // box) - begins // box
     else:
         looked = entries(ends, size, cols, shares(tile)) - entries(begins, size, cols, shares(tile))
+    looked = few.sum(np.where(seen, looked, 0))
     for step in ("load_k", "load_v"):
-        book.add(step, "block_table", hbm_read=4 * p.batch * p.heads * int(looked.sum()))
-    pages = (int(ends.max()) - 1) // size - int(begins.min()) // size + 1
+        book.add(step, "block_table", hbm_read=4 * p.batch * p.heads * looked)
+    pages = (int(ends[seen].max()) - 1) // size - int(begins[seen].min()) // size + 1
     book.distinct("block_table", "read", 4 * pages)

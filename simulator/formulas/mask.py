@@ -5,10 +5,13 @@ What an array hides is data. So this counts a mask whose tiles are all mixed, wi
 
 from __future__ import annotations
 
+from math import gcd, lcm
+
 import numpy as np
 
 from simulator.counts import Book, Spec
-from simulator.formulas.walk import Walk, walk
+from simulator.dtypes import Array
+from simulator.formulas.walk import Walk, tiles_of_rows, walk, weighted_rows
 from simulator.operations.pairs import mask_operand
 from simulator.problem import Problem, Tile
 from simulator.programs.mask import PACKERS, bits_per_row, by_rows, bytes_of_bits, check_tile, list_length
@@ -83,32 +86,38 @@ def _lists(problem: Problem, seeing: int, visited: Walk) -> tuple[int, int]:
     Each warp of those reads how many there are, and of each tile the one that packs it all of them.
     """
     p, number = problem, problem.block_list - 1
-    reached = sum(
-        bool(p.keys_of_rows(n * p.block.rows, min((n + 1) * p.block.rows, p.len_q) - 1)) for n in range(p.row_blocks)
-    )
+    reached = walk(p, Tile(p.block.rows, max(1, p.len_kv))).pairs
     return 4 * (PACKERS * seeing + number * visited.pairs), 4 * reached * (1 + number)
 
 
 def _bits(problem: Problem, tile: Tile) -> tuple[int, int]:
-    """Bytes of bits that are read, row by row of each tile, and how many different ones. This looks at each row once.
+    """Bytes of bits that are read, row by row of each tile, and how many different ones.
 
-    Where in a byte a row of a tile begins repeats after 8 key tiles.
+    Where in a byte a row of a tile begins repeats after 8 key tiles and 8 row tiles, or sooner. Rows that lie one behind the
+    other may share a byte, which counts once among the different ones.
     """
-    p, (br, bc), tiles = problem, tile, problem.key_tiles(tile)
-    walks = [p.tiles_of_row(i, tile) for i in range(p.row_tiles(tile))]
-    row = np.arange(p.len_q, dtype=np.int64)
-    first, stop = (np.array([getattr(w, end) for w in walks], np.int64)[row // br] for end in ("start", "stop"))
-    seen = first < stop
-    row, first, stop = row[seen], first[seen], stop[seen]
-    whole, begin = np.minimum(stop, tiles - 1), row * p.len_kv
-    read = 0
+    p, (br, bc) = problem, tile
+    period = lcm(8 * bc // gcd(8 * bc, br), 8 // gcd(8, br * p.len_kv))
+    few = weighted_rows(p, tile, period)
+    row = few.rows[:, None] * br + np.arange(br, dtype=np.int64)
+    low, high, read = _bytes_of_rows(p, tile, row)
+    before = _bytes_of_rows(p, tile, row - 1)[1]
+    return few.sum(read.sum(axis=1)), few.sum(np.maximum(0, high - np.maximum(low, before)).sum(axis=1))
+
+
+def _bytes_of_rows(problem: Problem, tile: Tile, row: Array) -> tuple[Array, Array, Array]:
+    """Of each row of pairs: the first byte in which it has a visible tile's bit, the one behind the last, and how many bytes are
+    read of all its tiles. All are 0 of a row that sees no key, or doesn't exist."""
+    p, bc, tiles = problem, tile.cols, problem.key_tiles(tile)
+    first, stop = tiles_of_rows(p, tile, row // tile.rows)
+    seen = (first < stop) & (row >= 0) & (row < p.len_q)
+    first, stop, begin = np.where(seen, first, 0), np.where(seen, stop, 0), row * p.len_kv
+    whole, read = np.minimum(stop, tiles - 1), np.zeros_like(row)
     for n in range(8):
         number = np.maximum(0, -(-(whole - n) // 8) - -(-(first - n) // 8))  # of whole tiles j with j % 8 = n
         low, high = bytes_of_bits(begin + n * bc, bc)
-        read += int((number * (high - low)).sum())
-    ends = begin[stop == tiles] + (tiles - 1) * bc
-    low, high = bytes_of_bits(ends, p.len_kv - (tiles - 1) * bc)
-    read += int((high - low).sum())
+        read += number * (high - low)
+    low, high = bytes_of_bits(begin + (tiles - 1) * bc, p.len_kv - (tiles - 1) * bc)
+    read += np.where(stop == tiles, high - low, 0)
     low, high = bytes_of_bits(begin + first * bc, np.minimum(stop * bc, p.len_kv) - first * bc)
-    before = np.concatenate([[0], np.maximum.accumulate(high)[:-1]]) if high.size else high
-    return read, int(np.maximum(0, high - np.maximum(low, before)).sum())
+    return np.where(seen, low, 0), np.where(seen, high, 0), np.where(seen, read, 0)

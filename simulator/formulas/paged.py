@@ -72,5 +72,5 @@ def entries(keys: Array, size: int, cols: int, warps: int) -> Array:
         if start % common == 0:
             page = start // common * pow(size // common, -1, cols // common) % (cols // common)
             before, apart = page * size, size // common * cols
-            found = found - [max(0, -(-(int(n) - before) // apart)) for n in keys]
+            found = found - np.maximum(0, -(-(keys - before) // apart))
     return found

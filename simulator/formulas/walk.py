@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from simulator.dtypes import Array
 from simulator.problem import Problem, Tile
 
 
@@ -72,3 +75,64 @@ def walk(problem: Problem, tile: Tile) -> Walk:
     high = tail.stop if tail else (p.tiles_of_row(stop - 1, tile).stop if count else 0)
     distinct = min(high * bc, n) - low * bc if pairs else 0
     return Walk(pairs, pairs * bc - to_the_end * (tiles * bc - n), distinct, to_the_end)
+
+
+def tiles_of_rows(problem: Problem, tile: Tile, i: Array) -> tuple[Array, Array]:
+    """The first key tile of each row tile i, and the one behind its last: `Problem.tiles_of_row` for an array.
+
+    >>> p = Problem(batch=1, heads=1, len_q=4, head_dim=8, dtype="float16", causal=True)
+    >>> tiles_of_rows(p, Tile(1, 2), np.arange(4))
+    (array([0, 0, 0, 0]), array([1, 1, 2, 2]))
+    """
+    p, first = problem, i * tile.rows
+    start = np.zeros_like(first) if p.left is None else np.maximum(0, first + p.offset - p.left)
+    last = np.minimum(first + tile.rows, p.len_q) - 1
+    stop = np.full_like(first, p.len_kv) if p.right is None else np.minimum(p.len_kv, last + p.offset + p.right + 1)
+    seen = start < stop
+    return np.where(seen, start // tile.cols, 0), np.where(seen, -(-stop // tile.cols), 0)
+
+
+class Weighted(NamedTuple):
+    """A few row tiles that stand for all: the sum of a number over all of them is that of weight times number over these."""
+
+    rows: Array
+    weights: Array
+
+    def sum(self, numbers: Array) -> int:
+        """The sum over all row tiles, from the numbers of these."""
+        return int(np.dot(self.weights.astype(object), numbers.astype(object))) if len(self.rows) else 0
+
+
+def weighted_rows(problem: Problem, tile: Tile, period: int) -> Weighted:
+    """Row tiles that stand for all, where a number grows by the same from each row tile to the one `period` behind it.
+
+    It may grow otherwise near a place where a mask begins or ends to cut the keys of a row tile. Row tiles whose keys are less
+    than a key tile and a byte of bits away from it are taken one by one, and so is the last one, which may be ragged. In
+    a stretch between two such places the first two periods say how the number grows.
+
+    >>> p = Problem(batch=1, heads=1, len_q=10**6, head_dim=8, dtype="float16", causal=True)
+    >>> few = weighted_rows(p, Tile(64, 64), period=1)
+    >>> first, stop = tiles_of_rows(p, Tile(64, 64), few.rows)
+    >>> len(few.rows) < 20, few.sum(stop - first) == walk(p, Tile(64, 64)).pairs
+    (True, True)
+    """
+    p, br, rows, edge = problem, tile.rows, problem.row_tiles(tile), 2 + (tile.cols + 8) // tile.rows
+    cuts = {0, rows - 1, rows}
+    if p.left is not None:  # the window's begin passes the first key and the last one
+        cuts |= {-(-(p.left - p.offset) // br), -(-(p.left - p.offset + p.len_kv) // br)}
+    if p.right is not None:  # so does its end
+        cuts |= {-(-(1 - br - p.offset - p.right) // br), -(-(p.len_kv - br - p.offset - p.right) // br)}
+    at = sorted({min(max(0, cut), rows) for cut in cuts})
+    found: dict[int, int] = {}
+    for low, high in zip(at, at[1:], strict=False):
+        alone = [*range(low, min(low + edge, high)), *range(max(low + edge, high - edge), high)]
+        found |= dict.fromkeys(alone, 1)
+        low, high = low + edge, high - edge
+        if high - low <= 2 * period:
+            found |= dict.fromkeys(range(low, high), 1)
+            continue
+        for i in range(low, low + period):
+            n = -(-(high - i) // period)
+            later = n * (n - 1) // 2  # of the growth from one period to the next
+            found |= {i: n - later, i + period: later}
+    return Weighted(np.array(list(found), np.int64), np.array(list(found.values()), np.int64))

@@ -99,16 +99,21 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     [2, 1, 2, 1]
     """
     p, square = problem, Tile(tile.cols, tile.rows)
-    alone = [(one, one.key_tiles(tile)) for one in p.sequences]
-    tiles = sum(n for _, n in alone)
+    alone = [(one, one.key_tiles(tile), times) for one, times in p.different.items()]
+    tiles = sum(times * n for _, n, times in alone)
     if p.queries_per_kv == 1 or not tiles:
         return 1
-    visits = sum(walk(one.transposed, square).pairs for one, _ in alone) / tiles
+    visits = sum(times * walk(one.transposed, square).pairs for one, _, times in alone) / tiles
     few = tiles <= ROUNDS * device.sms
-    each = [len(one.transposed.tiles_of_row(j, square)) for one, n in alone if p.lengths and few for j in range(n)]
+    each = [
+        len(one.transposed.tiles_of_row(j, square))
+        for one, n, times in alone
+        if p.lengths and few
+        for j in [*range(n)] * times
+    ]
     # under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one
-    longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n in alone if n for j in {0, n // 2, n - 1})
-    uneven = len(set(p.sequences)) > 1
+    longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n, _ in alone if n for j in {0, n // 2, n - 1})
+    uneven = len(p.different) > 1
     heads, d, boxes = p.batch * p.kv_heads, padded(p.head_dim) + padded(p.head_dim_v), round_up(p.head_dim, PANEL)
     visit = 2 * tile.rows * tile.cols * (2 * d + boxes) / (REACHED * device.tensor_flops / device.sms)
 
@@ -166,7 +171,7 @@ def order(problem: Problem, device: Device, blocks: int) -> int:
         return 0
     if p.right is not None:
         return 4 if blocks <= ROUNDS * device.sms else 0
-    return int(len(set(p.sequences)) > 1)
+    return int(len(p.different) > 1)
 
 
 def heads_side_by_side(problem: Problem, device: Device) -> int:
@@ -258,7 +263,7 @@ def configure(
     # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
     persistent = not in_turn and not problem.dropout and problem.head_dim <= PANEL
     parts = choose_parts(problem, device, chosen)
-    tiles = sum(one.key_tiles(chosen) for one in problem.sequences)
+    tiles = sum(n * one.key_tiles(chosen) for one, n in problem.different.items())
     in_order = order(problem, device, problem.kv_heads * parts * tiles)
     return Config(
         tile=chosen,
@@ -274,7 +279,7 @@ def configure(
             *features(problem),
         ),
         persistent=persistent,
-        dynamic=in_turn or (persistent and (triangular(problem) or len(set(problem.sequences)) > 1)),
+        dynamic=in_turn or (persistent and (triangular(problem) or len(problem.different) > 1)),
         told=in_turn or persistent or problem.lengths is not None,
     )
 

@@ -200,8 +200,8 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     """
 
     def rounds(run: int) -> int:
-        splits = [Splits(one, tile, run) for one in problem.sequences]
-        units = sum(s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s in splits)
+        splits = [(Splits(one, tile, run), n) for one, n in problem.different.items()]
+        units = sum(n * s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s, n in splits)
         return run * -(-units // device.sms)
 
     registers = -(-padded(tile.rows, FRAGMENT) // warps) * (4 * -(-padded(problem.head_dim_v) // 128) + 2)

@@ -185,7 +185,7 @@ def test_counts_are_those_of_the_sequences(algorithm: str, p: Problem, tile: Til
     empty = whole.launches[0].blocks - sum(counts.launches[0].blocks for counts in each)
     assert 0 <= empty <= p.heads * len(p.spans)
     assert asked(whole) == sum(
-        n * (2 + ragged.halvings(s, len(p.spans))) for s, n in enumerate(ragged.places(p, tile.rows))
+        n * (2 + ragged.halvings(len(p.spans))[s]) for s, n in enumerate(ragged.places(p, tile.rows))
     )
 
 
@@ -216,7 +216,7 @@ def test_places_suffice_and_a_block_finds_its_own(p: Problem, rows: int) -> None
             while high - low > 1:
                 middle, looks = (low + high) // 2, looks + 1
                 low, high = (middle, high) if offsets[middle] // rows + middle <= place else (low, middle)
-            assert (low, place - offsets[low] // rows - low, looks) == (s, tile, ragged.halvings(s, len(p.spans)))
+            assert (low, place - offsets[low] // rows - low, looks) == (s, tile, ragged.halvings(len(p.spans))[s])
             place += 1
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from simulator.config import Config
+from simulator.formulas.flash3_backward_deterministic import visited
+from simulator.formulas.walk import walk
 from simulator.problem import Problem, round_up
 from simulator.programs.flash3 import PANEL
 from simulator.programs.flash3_backward import KEYS, warpgroups
@@ -24,12 +26,12 @@ from simulator.time.schedules.flash3_backward import Cycles, Shared, consumers, 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     p, name, rows = problem, "flash3_backward", config.tile.rows
-    visits = [len(p.tiles_of_row(i, config.tile)) for i in range(p.row_tiles(config.tile))]
-    unseen = visits.count(0) / len(visits) * rows_inside(p, config.tile)[0] if visits else 0.0
+    tiles = p.row_tiles(config.tile)
+    unseen = (1 - visited(p, config.tile)[0] / tiles) * rows_inside(p, config.tile)[0] if tiles else 0.0
     turn = 4.0  # whose turn is first; dQ of queries that see no key is 0
     return [
         delta(f"{name}_delta", p, config, rates, rows=rows, further=turn + unseen * p.head_dim * p.itemsize),
-        drifting(name, lambda c: partial(_block, c=c), _InTurn(p, config, rates, visits), p, config),
+        drifting(name, lambda c: partial(_block, c=c), _InTurn(p, config, rates), p, config),
         *parts(name, p, config, rates),
         *sinks(name, p, config, rates),
     ]
@@ -40,16 +42,17 @@ class _InTurn(Cycles):
 
     computed = (*Cycles.computed, "written")
 
-    def __init__(self, problem: Problem, config: Config, rates: Rates, visits: Sequence[int]) -> None:
+    def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
         super().__init__(problem, config, rates)
-        p, tile, es, pairs = problem, config.tile, problem.itemsize, max(1, sum(visits))
+        p, tile, es, pairs = problem, config.tile, problem.itemsize, max(1, walk(problem, config.tile).pairs)
         columns = round_up(p.head_dim, PANEL) // warpgroups(tile)[1]
         part, rows = KEYS * columns * 4, rows_inside(p, tile)[0]
         dq = rows * p.head_dim * es / self.consumers
-        first = sum(n > 1 for n in visits) / pairs  # and as many last ones, which read the sum
-        last, found = sum(n > 0 for n in visits) / pairs, _found_in_dram(p, config, rates, len(visits) / pairs)
+        last, first = (n / pairs for n in visited(p, tile))  # as many last ones of several as first ones read the sum
+        each = p.row_tiles(tile) / pairs
+        found = _found_in_dram(p, config, rates, each)
         middle = max(0.0, 1 - first - last)
-        cold = min(1.0, max(0.0, found - len(visits) / pairs) / middle) if middle else 0.0  # the first one stores
+        cold = min(1.0, max(0.0, found - each) / middle) if middle else 0.0  # the first one stores
         self.read = first  # the share of visits that wait for the sum
         self.port = rates.sram((1 + first - last) * part + last * dq)
         self.added = (
