@@ -207,6 +207,9 @@ class Machine:
         shares = (
             [_Share(walk)] if own is None else [_Share(walk, keys, batches) for keys, (batches, walk) in own.items()]
         )
+        if self.recorder and own is not None:  # a batch after the other, so that each is seen
+            each = [share._replace(batches=(b,)) for share in shares for b in share.batches or ()]
+            shares = sorted(each, key=lambda share: share.batches or ())
         # blocks of a row in different columns don't walk alike, and nor do those of other batches
         row_walk = shares[0].walk if cols == 1 and len(shares) == 1 else None
         together = self.config.heads_together
@@ -236,7 +239,8 @@ class Machine:
                         share.batches, share.keys,
                     )  # fmt: skip
                     if self.recorder:
-                        self.recorder.block(block)
+                        several = share.batches and self.problem.batch > 1
+                        self.recorder.block(block, share.batches[0] if several else None)
                     yield block
 
             groups = _groups(walks if apart is None else [(walk, apart(i)) for i, walk in enumerate(walks)], most)

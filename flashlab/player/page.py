@@ -92,7 +92,7 @@ def _worth_trying(parts: list[Part], limit: int) -> list[Thinning]:
 def _first(document: dict[str, Any], steps: int) -> dict[str, Any]:
     """The document with only the first steps."""
     launches = [{**each, "stop": min(each["stop"], steps)} for each in document["launches"] if each["start"] < steps]
-    blocks = [[i, j, start, min(stop, steps)] for i, j, start, stop in document["blocks"] if start < steps]
+    blocks = [[i, j, start, min(stop, steps), of] for i, j, start, stop, of in document["blocks"] if start < steps]
     return {**document, "events": document["events"][:steps], "launches": launches, "blocks": blocks}
 
 

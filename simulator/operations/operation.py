@@ -205,6 +205,11 @@ class Operation(ABC):
             return UsageError("len_prefix", problem.len_prefix, f"{accepted}, for {by}")
         return None
 
+    def pages(self, problem: Problem, arrays: Arrays) -> list[list[int]]:
+        """The pages that each batch's keys lie in, in the order of the keys. It is empty where K and V don't lie in pages."""
+        del problem, arrays
+        return []
+
     def idle(self, problem: Problem) -> bool:
         """Does the problem have nothing to write? Then nothing is launched."""
         del problem

@@ -234,6 +234,10 @@ class PagedAttention(Operation):
             | ({"draft_mask": shown} if p.drafts else {})
         )
 
+    def pages(self, problem: Problem, arrays: Arrays) -> list[list[int]]:
+        sequences = self.settled(problem, arrays).sequences
+        return [line[: one.table_pages].tolist() for line, one in zip(arrays["block_table"], sequences, strict=True)]
+
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
         """Each request as plain attention: its problem, and its q, k and v."""
         found: list[tuple[Problem, dict[str, Array]]] = []

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.player.grid import Cell, Grid, grids
+from flashlab.player.grid import Cell, Grid, Scores, grids
 from tests.flashlab.player.traces import SMALL, record
 
 TILES = st.sampled_from([(16, 16), (16, 32), (32, 16)])
@@ -58,7 +58,7 @@ def visible_cells(problem: fl.Problem, grid: Grid) -> np.ndarray:
 
 def played(trace: fl.Trace, problem: fl.Problem) -> list[tuple[str, Grid | None, list[np.ndarray]]]:
     """By launch: its name, its grid, and the states after each of its events."""
-    found, changes = grids(trace, problem)
+    found, changes = grids(trace, Scores.of(trace))
     launches: list[tuple[str, Grid | None, list[np.ndarray]]] = []
     for event, changed in zip(trace.events, changes, strict=True):
         if not launches or launches[-1][0] != event.launch:
