@@ -244,7 +244,9 @@ class Recorder:
         rows, cols, plane = self._range
         self._range = _NOWHERE
         moved = {what.replace("_", "."): n for what, n in nbytes.items() if n}
-        self.events[-1].transfers.append(Transfer(tensor, frame.f_lineno, moved, rows, cols, self._source(frame), plane))
+        self.events[-1].transfers.append(
+            Transfer(tensor, frame.f_lineno, moved, rows, cols, self._source(frame), plane)
+        )
 
     def end(self) -> None:
         self._snapshot()

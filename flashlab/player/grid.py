@@ -24,7 +24,7 @@ from simulator.operations.cascade import Sides, first_keys
 from simulator.operations.operation import Operation
 from simulator.problem import Problem
 from simulator.simulate import head_of
-from simulator.trace import Event, Trace
+from simulator.trace import Event, Trace, Transfer
 
 __all__ = ["Cell", "Changes", "Grid", "Range", "Scores", "grids", "moved", "operation_of", "roles_of"]
 
@@ -59,7 +59,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Scores:
-    """S of a trace: `queries` x `keys` of the `problem` that was traced, of which the first `prefix` keys are common to requests."""
+    """S of a trace: `queries` x `keys` of the `problem` that was traced. The first `prefix` keys are common to all requests."""
 
     problem: Problem
     queries: int
@@ -114,29 +114,37 @@ Changes = list[list[tuple[int, Cell]]]
 def grids(trace: Trace, scores: Scores) -> tuple[list[Grid | None], Changes]:
     """The grid of each launch (None if it does not touch S), and the changes at each event.
 
-    Launches that share one S, of a prefix and of own keys, go on with what the launches before have done.
+    A launch goes on with what the launches before have done where all share one S, of a prefix and of own keys. So does one that
+    only merges partial results.
     """
     changes: Changes = [[] for _ in trace.events]
     roles = roles_of(trace, scores.problem)
     found: list[Grid | None] = []
-    before = dict[Rectangle, Cell]()
+    before, left = dict[Rectangle, Cell](), dict[int, Cell]()
     start = 0
     for _, launch in groupby(trace.events, key=lambda event: event.launch):
         events = list(launch)
         touched = list(_touched(events, roles, scores))
         grid = _grid(touched, trace.tile, scores)
-        if before:
-            grid = grid or found[-1]
-            assert grid is not None
+        merges = grid is None and any(_is_part(each) for event in events for each in event.transfers)
+        if before and grid is None and merges:
+            grid = found[-1]
+            changes[start] += [(cell, max(Cell.DONE, state)) for cell, state in left.items()]
+        elif before and grid is not None and scores.prefix is not None:
             changes[start] += list(_cells(before, grid).items())
         if grid is not None:
             for at, cell, state in _changes(events, touched, grid, scores):
                 changes[start + at].append((cell, state))
-        if scores.prefix is not None:
-            before |= dict.fromkeys((each for now in touched for each in now), Cell.DONE)
+        before |= dict.fromkeys((each for now in touched for each in now), Cell.DONE)
         found.append(grid)
+        left = {cell: state for each in changes[start : start + len(events)] for cell, state in each}
         start += len(events)
     return found, changes
+
+
+def _is_part(transfer: Transfer) -> bool:
+    """Is it one of several partial results that a launch before has left?"""
+    return transfer.plane is not None and "hbm.read" in transfer.nbytes
 
 
 def operation_of(trace: Trace) -> Operation:

@@ -91,6 +91,7 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
         "len_q": scores.queries,
         "len_kv": scores.keys,
         "each": scores.problem.len_q,
+        "prefix": scores.prefix,
         "roles": roles,
         "firsts": {name: scores.first_key(name) for name, role in roles.items() if role == "keys"},
         "mask": scores.mask,

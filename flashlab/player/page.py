@@ -24,7 +24,18 @@ from simulator.trace import Trace
 __all__ = ["Part", "attribute", "build"]
 
 _ASSETS = Path(__file__).resolve().parent / "assets"
-_SCRIPTS = ("trace.js", "clock.js", "dom.js", "draw.js", "panels.js", "values.js", "code.js", "view.js", "player.js")
+_SCRIPTS = (
+    "trace.js",
+    "clock.js",
+    "dom.js",
+    "draw.js",
+    "beside.js",
+    "panels.js",
+    "values.js",
+    "code.js",
+    "view.js",
+    "player.js",
+)
 
 
 _EMPTY, _STEP = 45_000_000, 800  # bytes that any page takes while it is made, and that each step adds

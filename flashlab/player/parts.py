@@ -9,6 +9,7 @@ from typing import Any
 
 from flashlab.player.grid import Range, Scores, moved, operation_of, roles_of
 from flashlab.player.words import COLOURS
+from simulator.problem import Problem
 from simulator.trace import Event, Trace
 
 __all__ = ["Part", "Parts", "parts", "pool"]
@@ -126,6 +127,7 @@ def pool(trace: Trace) -> dict[str, Any] | None:
         "pages": trace.problem["pages"],
         "size": trace.problem["page_size"],
         "tables": trace.pages,
+        "lengths": Problem(**trace.problem).seq_lens,
         "own": trace.head[0],
         "tensors": [operand.name for operand in inputs if "pages" in operand.axes],
     }

@@ -16,6 +16,8 @@ GLOSSARY = {
     "m": "Per query row, the largest score so far. It is subtracted before exp, so that nothing overflows.",
     "ℓ": "Per query row, the sum so far of exp(score − m).",
     "accumulator": "Per query row, the sum so far of exp(score − m) times the value. Divided by ℓ, it is the output.",
+    "page": "A few keys and values that lie together. A block table says which pages a request has, in the order of its keys.",
+    "partial result": "What a chunk of keys says of a query: O, m and ℓ. A tree of these is merged into the output.",
     "step": "A named part of the tile program; the kernel has a mark of the same name.",
 }
 """The words that the page explains, with their meanings."""

@@ -141,6 +141,10 @@ class Operation(ABC):
     }
     """Problems that verification runs, by description: what differs from one batch, one head and head dim 64."""
 
+    shown: ClassVar[Mapping[str, Any]] = {}
+    """Fields of a problem that shows step by step what the operation is for, where nobody asks for one. `tile` may be among them.
+    What is left out is as for any algorithm."""
+
     @property
     def required(self) -> tuple[Operand, ...]:
         """The inputs that callers may not leave out. A tile program takes them by position."""

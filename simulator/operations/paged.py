@@ -102,6 +102,9 @@ class PagedAttention(Operation):
             "batch": 2, "heads": 3, "lengths": [(32, 270), (32, 70)], "drafts": True, "window": (90, 20), "page_size": 16,
         },
     }  # fmt: skip
+    shown: ClassVar[Mapping[str, Any]] = {
+        "batch": 2, "lengths": [(2, 250), (2, 90)], "page_size": 16, "pages": 28, "tile": "16x16",
+    }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
         Pool(name="k", axes=("pages", "kv_heads", "page_size", "head_dim"), dtype="kv"),
