@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from flashlab.player.grid import Range, Scores, moved, operation_of, roles_of
-from flashlab.player.words import COLOURS
+from flashlab.views import palette
 from simulator.problem import Problem
 from simulator.trace import Event, Trace
 
@@ -42,7 +42,7 @@ def parts(trace: Trace, scores: Scores) -> Parts | None:
     names = {
         name
         for name, shape in trace.tensors.items()
-        if shape.role == "workspace" and not shape.vector and COLOURS.get(name) == "o"
+        if shape.role == "workspace" and not shape.vector and palette.kind_of(name) == "o"
     }
     seen = _Seen(scores, roles_of(trace, scores.problem), names)
     states = [seen.event(event) for event in trace.events]
