@@ -237,6 +237,11 @@ def step_through(*traces: Trace) -> Any:
     if not os.environ.get("FLASHLAB_STATIC"):
         return import_module("flashlab").player(*traces)
     print("[in Jupyter there is a player here: every step, with its bytes, its values and its line of code]")
+    return _bytes_so_far(*traces)
+
+
+def _bytes_so_far(*traces: Trace) -> Shown:
+    """What each trace has requested of HBM up to a step."""
     columns: dict[str, list[float | None]] = {}
     longest = max(len(trace.events) for trace in traces)
     steps = sorted({round(n * longest / 24) for n in range(25)})
@@ -246,6 +251,15 @@ def step_through(*traces: Trace) -> Any:
         ]
         columns[trace.algorithm] = [sum(moved[:n]) if n <= len(moved) else None for n in steps]
     return lines({"steps": steps}, columns, of="bytes requested of HBM so far", log=False, nbytes=True)
+
+
+def race(traces: Mapping[str, Trace]) -> Any:
+    """The race of traces by their titles, on one clock. Where a page is being made, the bytes of each."""
+    if not os.environ.get("FLASHLAB_STATIC"):
+        from flashlab.lessons.race import Race
+
+        return Race(traces)
+    return _bytes_so_far(*traces.values())
 
 
 def _axes(height: float = 3.6, width: float = 7.0) -> tuple[Any, Any]:
