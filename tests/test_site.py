@@ -312,6 +312,7 @@ def opened(browser: Any, site: Path) -> Iterator[Any]:
 def test_the_theme_reaches_the_players(opened: Any):
     """The page's button changes what a sandboxed frame shows, and so does the system where the page leaves it to that."""
     page = opened(f"lessons/{next(name for name, players in PLAYERS.items() if players)}", color_scheme="light")
+    page.locator("details").evaluate_all("all => all.forEach(each => each.open = true)")  # it may be folded
     frame = page.frame_locator("iframe").first
     frame.locator("main[data-ready]").wait_for()
 

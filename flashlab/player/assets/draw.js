@@ -107,6 +107,7 @@ function drawGrid(canvas, trace, grid, states, t, width) {
     const x = place.left + (trace.prefix / trace.len_kv) * place.width;
     context.fillText("each one's own →", x + 3, 6);
     bar(context, colour.mask, x - 1, 1, 2, bottom);
+    context.fillStyle = colour.muted;
   }
   context.save();
   context.translate(6, place.top);
