@@ -19,7 +19,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 
-from flashlab.views import figures
+from flashlab.views import figures, palette
 from simulator import Device, Trace
 from simulator.errors import unknown
 
@@ -113,7 +113,7 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
     figure, ax = _axes(1.3 + 0.42 * len(labels))
     left = [0.0] * len(labels)
     for i, (part, sizes) in enumerate(parts.items()):
-        ax.barh(range(len(labels)), sizes, left=left, color=_COLOURS[i % 7], label=part, edgecolor="white", height=0.7)
+        ax.barh(range(len(labels)), sizes, left=left, color=_colour(part, i), label=part, edgecolor="white", height=0.7)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for row, total in enumerate(left):
         ax.text(total, row, f" {figures.nbytes(total) if of == 'bytes' else figures.count(total)}", va="center")
@@ -130,6 +130,12 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
     if len(parts) > 1:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(parts))
     return Shown(_svg(figure), ["", *parts], list(zip(labels, *parts.values(), strict=True)))
+
+
+def _colour(part: str, place: int) -> str:
+    """That of the tensor which a part is named for, as in "S, P", or else the next one."""
+    tensor = part.partition(",")[0].lower()
+    return palette.LIGHT[tensor] if tensor in palette.LIGHT else _COLOURS[place % 7]
 
 
 @_styled

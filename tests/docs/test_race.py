@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 import flashlab as fl
 from docs._site import race
-from flashlab.lessons import drawings
+from flashlab.lessons import drawings, show
 from flashlab.lessons.drawing import GREY
 from flashlab.lessons.race import Race, style
 from flashlab.views import plots
@@ -60,6 +60,9 @@ def test_a_tensor_has_one_colour_in_player_race_drawings_and_plots() -> None:
     counts = fl.count("standard", race.PROBLEM, tile=race.TILE)
     bars = {to_hex(patch.get_facecolor()) for ax in plots.bytes_by_tensor([counts]).axes for patch in ax.patches}
     assert bars == {LIGHT[KINDS[name]] for name in counts.by_tensor}
+    parts = {"Q, K, V": [1], "S, P": [2], "out": [3], "read": [4]}
+    shown = show.bars(["standard"], parts).svg.lower()
+    assert all(LIGHT[name] in shown for name in ("q", "s", "out")) and LIGHT["k"] not in shown
 
 
 # -- in a browser -------------------------------------------------------------------------------------------------
