@@ -417,7 +417,7 @@ def trace(
     which = options.values("--head", head, int)
     if len(which) != 2:
         raise UsageError("--head", head, "batch,head, as in 0,1")
-    shown = problem.shown(algorithm) if input is None else {}
+    shown: Mapping[str, Any] = problem.shown(algorithm) if input is None else {}
     data, causal = _arrays(problem, input, seed, algorithm, shown)
     masks = {name: value for name, value in shown.items() if name in MASKS} | problem.masks(causal)
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
