@@ -598,7 +598,8 @@ class Block:
             return first, first, 0
         self._m.touch(tensor, way, (first, last, start, stop))
         if self._m.recorder:
-            self._m.recorder.range((first, last), (j * cols, min((j + 1) * cols, spec.cols)))
+            plane = tensor.plane if spec.axes else None
+            self._m.recorder.range((first, last), (j * cols, min((j + 1) * cols, spec.cols)), plane)
         # every block moves a tile that one number names; a tile that the block's own index names, only that block moves
         sharing = self.lockstep if isinstance(i, int | np.integer) else self._heads
         return first, last, (last - first) * (stop - start) * sharing

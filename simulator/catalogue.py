@@ -161,6 +161,7 @@ class Algorithm:
 
     `about` has a sentence for each step, by launch, which the player shows. `follows` is the rung below, from which
     ladders are made. `atomics` are the outputs that atomics add up, so that their last bits may differ from run to run.
+    `shown` is what its operation has under that name, where the algorithm is for something else.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash1"].kernels[0].arguments
@@ -176,6 +177,7 @@ class Algorithm:
     about: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     follows: str | None = None
     atomics: tuple[str, ...] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The catalogue's rows are pickled by their names."""
@@ -427,7 +429,7 @@ CATALOGUE = {
             tuple(_decoding(scales, ragged) for scales in (False, True) for ragged in (False, True)),
             Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES), tile=few_rows,
                     tiles=(None, Tile(16, 16), Tile(32, 32)), same_queries="use flash2 or flash3"),
-            about=flash_decoding_program.ABOUT, follows="flash2",
+            about=flash_decoding_program.ABOUT, follows="flash2", shown={"len_q": 2, "len_kv": 256, "tile": "16x16"},
         ),
         Algorithm(
             "paged", paged, paged_formula.paged, None,
@@ -443,6 +445,7 @@ CATALOGUE = {
             replace(_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"), tile=flash3_paged_program.accepts,
                     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(64, 128)), instead="paged"),
             about=flash3_paged_program.ABOUT, follows="flash3",
+            shown={"batch": 2, "lengths": [(128, 192), (128, 160)], "page_size": 16, "pages": 28, "tile": "64x48"},
         ),
         Algorithm(
             "mla", mla, mla_formula.mla, None,

@@ -204,9 +204,13 @@ class Machine:
         warps = integer("warps", warps, 1)
         rows, cols = integer("rows", rows, 0), integer("cols", cols, 0)
         rows = 0 if self.operation.idle(self.problem) else rows
-        shares = (
-            [_Share(walk)] if own is None else [_Share(walk, keys, batches) for keys, (batches, walk) in own.items()]
-        )
+        if own is None:
+            shares = [_Share(walk)]
+        elif self.recorder:  # a batch after the other, so that each is seen
+            each = {b: _Share(walk, keys, (b,)) for keys, (batches, walk) in own.items() for b in batches}
+            shares = [each[b] for b in sorted(each)]
+        else:
+            shares = [_Share(walk, keys, batches) for keys, (batches, walk) in own.items()]
         # blocks of a row in different columns don't walk alike, and nor do those of other batches
         row_walk = shares[0].walk if cols == 1 and len(shares) == 1 else None
         together = self.config.heads_together
@@ -236,7 +240,8 @@ class Machine:
                         share.batches, share.keys,
                     )  # fmt: skip
                     if self.recorder:
-                        self.recorder.block(block)
+                        request = share.batches[0] if share.batches and self.problem.batch > 1 else None
+                        self.recorder.block(block, request)
                     yield block
 
             groups = _groups(walks if apart is None else [(walk, apart(i)) for i, walk in enumerate(walks)], most)

@@ -325,7 +325,7 @@ def trace_size(
     program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
 ) -> tuple[int, int]:
     """How many steps a trace of one head has, and about how many bytes it takes. The program runs on shapes."""
-    config, one = program.configure(problem, device, tile), _head_of(problem, 0)
+    config, one = program.configure(problem, device, tile), head_of(problem, 0)
     machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=True)
     machine.recorder = Sizes(machine.book)
     program(machine, *machine.inputs, one, config.tile)
@@ -334,8 +334,10 @@ def trace_size(
     return steps, kept
 
 
-def _head_of(problem: Problem, batch: int) -> Problem:
-    """One head of a batch as a problem of its own."""
+def head_of(problem: Problem, batch: int) -> Problem:
+    """One head of a batch as a problem of its own. Of requests with a prefix in common it is one head of all."""
+    if problem.len_prefix is not None:
+        return problem.replace(heads=1, kv_heads=None)
     one = problem.sequences[batch] if problem.page_size else problem.requests([batch])
     return one.replace(heads=1, kv_heads=None)
 
@@ -349,10 +351,12 @@ def _record(
     asked: Collection[str],
     head: tuple[int, int],
 ) -> Trace:
-    """Run one (batch, head) alone, block by block, and record it."""
+    """Run one (batch, head) alone, block by block, and record it. What batches have in common is run for all of them."""
     b, h = head
-    one, recorder = _head_of(problem, b), Recorder()
-    places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
+    one, recorder = head_of(problem, b), Recorder()
+    places = {"heads": h, "kv_heads": h // problem.queries_per_kv}
+    if one.batch < problem.batch:
+        places["batch"] = b
     operands = {name: program.operation.operand(name, problem) for name in arrays}
     cut = {"table_pages": slice(one.table_pages)}
     data = {name: operands[name].cut(operands[name].part(x, places), cut) for name, x in arrays.items()}
@@ -373,6 +377,7 @@ def _record(
         recorder.events,
         recorder.tensors,
         recorder.buffers,
+        program.operation.pages(problem, arrays),
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simulator.tensors import SramTile
 
 SCHEMA = 1
+_NOWHERE = None, None, None
 _STEP, _TRANSFER, _VALUES = 400, 700, 200  # bytes of an `Event`, a `Transfer` and an array besides what the array holds
 
 
@@ -29,7 +30,8 @@ _STEP, _TRANSFER, _VALUES = 400, 700, 200  # bytes of an `Event`, a `Transfer` a
 class Transfer:
     """What one operation moved: `nbytes` by level and direction, as in `{"hbm.read": 8192}`.
 
-    `rows` and `cols` are half-open ranges of elements of a tensor in HBM. They are None for a buffer in SRAM. `line` is
+    `rows` and `cols` are half-open ranges of elements of a tensor in HBM. They are None for a buffer in SRAM. Keys in pages
+    have the rows that they are of their request. `plane` is which one of a workspace with several, and else None. `line` is
     the line that asked for the transfer, in the function `source`.
     """
 
@@ -39,6 +41,7 @@ class Transfer:
     rows: tuple[int, int] | None = None
     cols: tuple[int, int] | None = None
     source: str = ""
+    plane: int | None = None
 
 
 @dataclass(slots=True)
@@ -47,7 +50,8 @@ class Event:
 
     `source` names the function that has the line. What a program does before its first `step` is a step called "".
     `sram` maps the buffers that are alive when the step ends to their bytes. `values` maps the register tiles that the
-    step changed, by the program's own names (m, l, acc), to float32 arrays `(rows, cols)`.
+    step changed, by the program's own names (m, l, acc), to float32 arrays `(rows, cols)`. `request` is the batch that the
+    block is of, where a trace has several: rows of its transfers are that batch's. It is None where a block has rows of all.
     """
 
     launch: str
@@ -58,6 +62,7 @@ class Event:
     sram: dict[str, int] = field(default_factory=dict[str, int])
     values: dict[str, Array] = field(default_factory=dict[str, Array])
     source: str = ""
+    request: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,11 @@ class SramShape:
 class Trace:
     """What happened to one (batch, head), in order. `to_dict` and `to_json` make it JSON, and `load` reads it back.
 
+    Of requests with a prefix in common it has all, because tiles have queries of all.
+
     `sources` maps each function that took part to its first line and its text. `tensors` and `buffers` have the shapes
-    of what lay in HBM and in SRAM, by name. `sram_limit` is the device's limit per block, in bytes.
+    of what lay in HBM and in SRAM, by name. `sram_limit` is the device's limit per block, in bytes. `pages` are the numbers
+    of the pages that each batch's keys lie in, in the order of the keys. It is empty where none lie in pages.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16")
@@ -108,6 +116,7 @@ class Trace:
     events: list[Event]
     tensors: dict[str, HbmShape] = field(default_factory=dict[str, HbmShape])
     buffers: dict[str, SramShape] = field(default_factory=dict[str, SramShape])
+    pages: list[list[int]] = field(default_factory=list[list[int]])
 
     renderer: ClassVar[Callable[[Trace], str] | None] = None
     """How a notebook shows a trace. `flashlab` puts its player here, because this layer does not know the player."""
@@ -135,6 +144,7 @@ class Trace:
             "sources": {name: {"first_line": first, "text": text} for name, (first, text) in self.sources.items()},
             "tensors": {name: asdict(shape) for name, shape in self.tensors.items()},
             "buffers": {name: asdict(shape) for name, shape in self.buffers.items()},
+            "pages": self.pages,
             "events": [
                 {
                     "launch": e.launch,
@@ -146,9 +156,11 @@ class Trace:
                     "transfers": [
                         {"tensor": t.tensor, "source": t.source, "line": t.line, "bytes": t.nbytes}
                         | ({} if t.rows is None else {"rows": list(t.rows), "cols": list(t.cols or ())})
+                        | ({} if t.plane is None else {"plane": t.plane})
                         for t in e.transfers
                     ],
                 }
+                | ({} if e.request is None else {"request": e.request})
                 | ({"values": {name: _encode(x) for name, x in e.values.items()}} if values else {})
                 for e in self.events
             ],
@@ -162,10 +174,11 @@ class Trace:
                 e["launch"], e["step"], (e["block"][0], e["block"][1]), e["line"],
                 [
                     Transfer(t["tensor"], t["line"], t["bytes"], tuple(t["rows"]) if "rows" in t else None,
-                             tuple(t["cols"]) if "cols" in t else None, t.get("source", ""))
+                             tuple(t["cols"]) if "cols" in t else None, t.get("source", ""), t.get("plane"))
                     for t in e["transfers"]
                 ],
                 e["sram"], {name: _decode(x) for name, x in e.get("values", {}).items()}, e.get("source", ""),
+                e.get("request"),
             )
             for e in d["events"]
         ]  # fmt: skip
@@ -173,7 +186,7 @@ class Trace:
         return cls(d["algorithm"], (d["head"][0], d["head"][1]), d["problem"], (d["tile"][0], d["tile"][1]), d["device"],
                    d["sram_limit"], sources, events,
                    {name: HbmShape(**shape) for name, shape in d.get("tensors", {}).items()},
-                   {name: SramShape(**shape) for name, shape in d.get("buffers", {}).items()})  # fmt: skip
+                   {name: SramShape(**shape) for name, shape in d.get("buffers", {}).items()}, d.get("pages", []))  # fmt: skip
 
     def to_json(self) -> str:
         """One compact JSON document."""
@@ -195,10 +208,11 @@ class Recorder:
         self.buffers: dict[str, SramShape] = {}
         self._launch = ""
         self._block: Block | None = None
+        self._request: int | None = None
         self._frame: FrameType | None = None
         # kept from block to block, because a variable that is not yet set anew still holds the old block's tile
         self._seen: dict[str, Registers] = {}
-        self._range: tuple[tuple[int, int], tuple[int, int]] | None = None
+        self._range: tuple[tuple[int, int] | None, tuple[int, int] | None, int | None] = _NOWHERE
         self._names: dict[CodeType, str] = {}
         self._files: dict[str, str] = {}
 
@@ -211,26 +225,28 @@ class Recorder:
     def launch(self, name: str) -> None:
         self._launch = name
 
-    def block(self, block: Block) -> None:
-        """A block begins. What the program's variables hold until now belongs to the block before."""
+    def block(self, block: Block, request: int | None) -> None:
+        """A block begins, of a batch or of all. What the program's variables hold until now belongs to the block before."""
         self.end()
-        self._block = block
+        self._block, self._request = block, request
 
     def step(self, name: str, frame: FrameType) -> None:
         """A step begins. What the last step left in the program's variables belongs to the last step."""
         self._snapshot()
         self._begin(name, frame)
 
-    def range(self, rows: tuple[int, int], cols: tuple[int, int]) -> None:
-        self._range = rows, cols
+    def range(self, rows: tuple[int, int], cols: tuple[int, int], plane: int | None) -> None:
+        self._range = rows, cols, plane
 
     def bytes(self, tensor: str, nbytes: dict[str, int], frame: FrameType) -> None:
         if self._frame is None:
             self._begin("", frame)
-        rows, cols = self._range or (None, None)
-        self._range = None
+        rows, cols, plane = self._range
+        self._range = _NOWHERE
         moved = {what.replace("_", "."): n for what, n in nbytes.items() if n}
-        self.events[-1].transfers.append(Transfer(tensor, frame.f_lineno, moved, rows, cols, self._source(frame)))
+        self.events[-1].transfers.append(
+            Transfer(tensor, frame.f_lineno, moved, rows, cols, self._source(frame), plane)
+        )
 
     def end(self) -> None:
         self._snapshot()
@@ -240,7 +256,10 @@ class Recorder:
         assert self._block is not None
         self._frame = frame
         i = self._block.i if isinstance(self._block.i, int) else int(self._block.i[0])
-        self.events.append(Event(self._launch, name, (i, self._block.j), frame.f_lineno, source=self._source(frame)))
+        at = i, self._block.j
+        self.events.append(
+            Event(self._launch, name, at, frame.f_lineno, source=self._source(frame), request=self._request)
+        )
 
     def _snapshot(self) -> None:
         if self._frame is None or self._block is None:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.xdist_group("site")  # which is built once
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PLAYERS = {path.stem: path.read_text(encoding="utf-8").count('"step_through(') for path in NOTEBOOKS}
+RACES = {path.stem: path.read_text(encoding="utf-8").count('"race(') for path in NOTEBOOKS}
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 
 LOCAL = ("file:", "about:", "data:")
@@ -194,11 +195,11 @@ def test_the_reference_has_every_public_name(site: Path):
 def test_a_lesson_has_its_players_and_tables(name: str, site: Path):
     path = site / "lessons" / f"{name}.html"
     text, page = path.read_text(encoding="utf-8"), Page(path)
-    assert len(page.frames) == PLAYERS[name]
+    assert len(page.frames) == PLAYERS[name] + RACES[name]
     assert all(len(frame) <= 300_000 for frame in page.frames)
     assert "there is a player here" not in text
     figures = (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8").count('"image/svg+xml"')
-    assert text.count("<figure class=") == figures - PLAYERS[name]  # a player takes the place of one
+    assert text.count("<figure class=") == figures - PLAYERS[name] - RACES[name]  # they take the place of one each
 
 
 @pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
@@ -311,6 +312,7 @@ def opened(browser: Any, site: Path) -> Iterator[Any]:
 def test_the_theme_reaches_the_players(opened: Any):
     """The page's button changes what a sandboxed frame shows, and so does the system where the page leaves it to that."""
     page = opened(f"lessons/{next(name for name, players in PLAYERS.items() if players)}", color_scheme="light")
+    page.locator("details").evaluate_all("all => all.forEach(each => each.open = true)")  # it may be folded
     frame = page.frame_locator("iframe").first
     frame.locator("main[data-ready]").wait_for()
 

@@ -29,6 +29,7 @@ from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, claim, schemas
 from flashlab import Player
 from flashlab.lessons.notebooks import text_without_outputs
+from flashlab.lessons.race import Race, style
 from flashlab.lessons.show import TABLE, Shown
 from flashlab.measure import results
 
@@ -46,6 +47,7 @@ def write(docs: Path, *, few: bool = False) -> None:
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
     pages["lessons/players/race-data.js"] = race.script()  # where what is served as it stands is made
+    pages["lessons/players/race.css"] = style()
     pages |= {f"schemas/{name}": text for name, text in commands.schemas().items()}
     pages |= {f"results/schema/{name}": text for name, text in schemas().items()}
     for name, text in pages.items():
@@ -63,7 +65,7 @@ def write(docs: Path, *, few: bool = False) -> None:
 
 
 def lesson(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields names and texts of files: each player as a page, then the notebook with its players and figures shown."""
+    """Yields names and texts of files: each player as a page, then the notebook with its players, races and figures shown."""
     notebook = nbformat.read(path, as_version=4)
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = 0
@@ -76,9 +78,12 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
             continue
         if imports_only(this.source):
             exec(compile(this.source, path.name, "exec"), names)
+        elif re.search(r"(?m)^race\(", this.source):
+            this["outputs"] = [new_output("display_data", {"text/html": played(this.source, names, path.name).frame()})]
         elif "step_through(" in this.source:
             shown += 1
             player, alone = played(this.source, names, path.name), f"{path.stem}-player-{shown}.html"
+            assert isinstance(player, Player)
             yield f"players/{alone}", player.html()
             link = f'<p><a href="../_static/{alone}">The player in a window of its own</a></p>'
             this["outputs"] = [new_output("display_data", {"text/html": player.frame() + link})]
@@ -136,8 +141,8 @@ def imports_only(source: str) -> bool:
     return bool(body) and all(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
 
 
-def played(source: str, names: Mapping[str, Any], file: str) -> Player:
-    """What a cell that ends in `step_through(…)` shows in Jupyter."""
+def played(source: str, names: Mapping[str, Any], file: str) -> Player | Race:
+    """What a cell that ends in `step_through(…)` or `race(…)` shows in Jupyter."""
     *body, last = ast.parse(source).body
     if not isinstance(last, ast.Expr):
         raise ValueError(f"{file}: a cell with a player must end in step_through(…)")

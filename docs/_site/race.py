@@ -1,15 +1,15 @@
-"""The data of docs/race.md, from the simulator. docs/_static/race.js plays it.
+"""The data of docs/race.md, from the simulator. flashlab/lessons/race.js plays the race, docs/_static/race.js the rest.
 
-`pages.write` makes the file at each build of the site. The page shows a small problem, on which both algorithms are run
+`pages.write` makes the files at each build of the site. The page shows a small problem, on which both algorithms are run
 step by step, and one row of its scores.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import flashlab as fl
+from flashlab.lessons import race
 from simulator.trace import Trace
 
 PROBLEM = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16")
@@ -20,40 +20,28 @@ RACERS = {"standard": "Standard attention", "flash2": "FlashAttention-2"}
 
 
 def script() -> str:
-    """The data as JavaScript. A page that is opened as a file may load that, and no JSON."""
-    return f"const RACE = {json.dumps(data(), ensure_ascii=False, separators=(',', ':'))};\n"
+    """The page's data and the race, as JavaScript."""
+    return race.script(data())
 
 
 def data() -> dict[str, Any]:
-    """What the page shows: each algorithm's requests of HBM in their order, and a row with its truth."""
+    """What the page shows: the race, and a row with its truth."""
     q, k, v = fl.random_inputs(PROBLEM, seed=0)
     traces: dict[str, Trace] = {}
-    for name in RACERS:
+    for name, title in RACERS.items():
         trace = fl.simulate(name, q, k, v, tile=TILE, trace=(0, 0)).trace
         assert trace is not None
-        traces[name] = trace
+        traces[title] = trace
     return {
-        "problem": f"{PROBLEM.len_q} queries and keys, head dim {PROBLEM.head_dim}, {PROBLEM.dtype}, tiles of 16 × 16",
-        "programs": [{"name": name, "title": title, "moves": moves(traces[name])} for name, title in RACERS.items()],
+        **race.data(traces),
         "row": {
             "query": ROW,
             "tile": TILE[1],
-            "scores": scores(traces["flash2"]),
+            "scores": scores(traces[RACERS["flash2"]]),
             "values": [float(x) for x in v[0, 0, :, 0]],
             "truth": float(fl.naive(q, k, v).out[0, 0, ROW, 0]),
         },
     }
-
-
-def moves(trace: Trace) -> list[tuple[str, str, int]]:
-    """What a program requests of HBM, in its order: the step, the tensor and the bytes."""
-    return [
-        (event.step, each.tensor, n)
-        for event in trace.events
-        for each in event.transfers
-        for what, n in each.nbytes.items()
-        if what.startswith("hbm")
-    ]
 
 
 def scores(trace: Trace) -> list[float]:

@@ -1,100 +1,7 @@
-// The race of docs/race.md: bars that grow byte by byte, a row's m, ℓ and O, and a blank. docs/_site/race.py makes RACE.
+// The rest of docs/race.md: a row's m, ℓ and O, and a blank. docs/_site/race.py makes RACE, with the race itself before it.
 "use strict";
 
-const element = (tag, attributes = {}, ...children) => {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes))
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-};
-const bytes = (n) => n.toLocaleString("en");
 const short = (x) => (Number.isFinite(x) ? x.toFixed(4) : String(x)).replace("-", "−");
-
-// -- the race -------------------------------------------------------------------------------------------------------
-
-const COLOURS = { q: "#0072B2", k: "#D55E00", v: "#009E73", s: "#E69F00", p: "#56B4E9", out: "#CC79A7", lse: "#8C8C8C" };
-
-/** What a program has moved once the clock shows `clock` bytes: in all, by tensor, and in which step it is. */
-function moved(moves, clock) {
-  const found = { all: 0, by: {}, step: "", done: true };
-  for (const [step, tensor, n] of moves) {
-    if (found.all + n > clock) return { ...found, done: false };
-    found.all += n;
-    found.by[tensor] = (found.by[tensor] ?? 0) + n;
-    found.step = step;
-  }
-  return found;
-}
-
-function race() {
-  const [longest] = RACE.programs.map(({ moves }) => moves).sort((a, b) => b.length - a.length);
-  const clocks = [0];
-  for (const [, , n] of longest) clocks.push(clocks.at(-1) + n);
-  const total = clocks.at(-1);
-  const lanes = RACE.programs.map(({ title, moves }) => {
-    const track = element("div", { class: "track", "aria-hidden": "true" });
-    const said = element("p", { class: "said" });
-    return { title, moves, track, said };
-  });
-  const slider = element("input", {
-    type: "range", min: 0, max: clocks.length - 1, value: 0, "aria-label": "The clock, in requests of standard attention", oninput: () => show(),
-  });
-  const play = element("button", { type: "button", onclick: () => (timer ? stop() : start()) }, "Play");
-  let timer = null;
-
-  function show() {
-    const clock = clocks[Number(slider.value)];
-    for (const { moves, track, said } of lanes) {
-      const { all, by, step, done } = moved(moves, clock);
-      track.replaceChildren(
-        ...Object.entries(by).map(([name, n]) => {
-          const part = element("span");
-          part.style.width = `${(100 * n) / total}%`;
-          part.style.background = COLOURS[name];
-          return part;
-        }),
-      );
-      const parts = Object.entries(by).map(([name, n]) => `${name} ${bytes(n)}`).join(", ");
-      said.textContent = `${bytes(all)} bytes${done ? ", done" : step ? `, step ${step}` : ""}${parts ? `: ${parts}` : ""}`;
-    }
-    slider.setAttribute("aria-valuetext", `${bytes(clock)} bytes`);
-    if (timer && Number(slider.value) === clocks.length - 1) stop();
-  }
-  function start() {
-    if (Number(slider.value) === clocks.length - 1) slider.value = 0;
-    timer = setInterval(() => move(1), 100);
-    play.textContent = "Pause";
-  }
-  function stop() {
-    clearInterval(timer);
-    timer = null;
-    play.textContent = "Play";
-  }
-  function move(by) {
-    slider.value = Number(slider.value) + by;
-    show();
-  }
-  const press = (words, by) => element("button", { type: "button", onclick: () => (stop(), move(by)) }, words);
-  const legend = element(
-    "ul", { class: "legend" },
-    ...[...new Set(lanes.flatMap(({ moves }) => moves.map(([, tensor]) => tensor)))].map((name) => {
-      const dot = element("i");
-      dot.style.background = COLOURS[name];
-      return element("li", {}, dot, name);
-    }),
-  );
-  show();
-  return element(
-    "section", { "aria-labelledby": "race-title" },
-    element("h2", { id: "race-title" }, "1. The race"),
-    element("p", {}, `${RACE.problem}. The clock counts bytes: both ask HBM for as many in the same time. S and P are the table.`),
-    ...lanes.flatMap(({ title, track, said }) => [element("p", {}, element("strong", {}, title)), track, said]),
-    legend,
-    element("div", { class: "controls" }, play, press("Back", -1), press("One step on", 1), slider),
-  );
-}
 
 // -- a row ----------------------------------------------------------------------------------------------------------
 
@@ -121,7 +28,7 @@ function chart(tiles) {
   const [low, high] = [Math.min(...scores), Math.max(...scores)];
   const y = (score) => 8 + (84 * (high - score)) / (high - low);
   const shapes = scores.slice(0, tiles * tile).map(
-    (score, n) => `<rect x="${10 * n + 1}" y="${y(score)}" width="8" height="${96 - y(score)}" fill="${n % (2 * tile) < tile ? "#0072B2" : "#009E73"}"/>`,
+    (score, n) => `<rect x="${10 * n + 1}" y="${y(score)}" width="8" height="${96 - y(score)}" fill="var(--tensor-s)" opacity="${n % (2 * tile) < tile ? 1 : 0.6}"/>`,
   );
   for (const [n, { m }] of walk(right).slice(0, tiles).entries())
     shapes.push(`<path d="M${10 * tile * n} ${y(m)} h${10 * tile}" stroke="currentColor" stroke-width="2"/>`);
@@ -278,4 +185,4 @@ function blank() {
   );
 }
 
-document.getElementById("race").replaceChildren(race(), row(), blank());
+document.getElementById("race").replaceChildren(race(RACE, "1. The race"), row(), blank());

@@ -18,7 +18,7 @@ from simulator.devices import Device
 from simulator.errors import SramOverflow, UsageError
 from simulator.memory import check_memory
 from simulator.operations.attention import ATTENTION
-from simulator.problem import Problem, Tile
+from simulator.problem import MASKS, Problem, Tile
 from simulator.simulate import trace_size
 
 if TYPE_CHECKING:
@@ -152,8 +152,11 @@ def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Inputs 
     return data
 
 
-def _arrays(problem: ProblemOptions, path: str | None, seed: int, algorithm: str) -> tuple[dict[str, Any], bool | None]:
-    """An algorithm's operands by name, given or random, and whether a file says that they are causal."""
+def _arrays(
+    problem: ProblemOptions, path: str | None, seed: int, algorithm: str, shown: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], bool | None]:
+    """An algorithm's operands by name, given or random, and whether a file says that they are causal. `shown` is what random ones
+    are of, where nothing else is given."""
     operation = get(options.algorithm(algorithm)).operation
     if seed < 0:
         raise UsageError("--seed", seed, "an integer of at least 0")
@@ -161,7 +164,7 @@ def _arrays(problem: ProblemOptions, path: str | None, seed: int, algorithm: str
         raise UsageError("--input", path, f"nothing: {operation.name} gets random operands")
     data = _data(problem, path, sample=False)
     if data is None:
-        posed = problem.problem(algorithm)
+        posed = problem.problem(algorithm, shown)
         get(options.algorithm(algorithm)).check(posed)  # arrays don't say all of it
         return operation.draw(posed, seed), None
     return {"q": data.q, "k": data.k, "v": data.v}, data.causal
@@ -400,7 +403,9 @@ def trace(
 ) -> None:
     """Record every step of one head: what it moved, what was alive in SRAM, and the values it computed.
 
-    Without --tile, tiles are a quarter of each length, where the algorithm takes such tiles."""
+    Without lengths or pages it is a small problem of what the algorithm is for: a query or two against keys in four chunks, two
+    requests in shuffled pages, four requests with a prefix. Without --tile, tiles are a quarter of each length, where the algorithm
+    takes such tiles."""
     import flashlab as fl
     from flashlab.base.files import replace_file
 
@@ -412,14 +417,16 @@ def trace(
     which = options.values("--head", head, int)
     if len(which) != 2:
         raise UsageError("--head", head, "batch,head, as in 0,1")
-    data, causal = _arrays(problem, input, seed, algorithm)
+    shown: Mapping[str, Any] = problem.shown(algorithm) if input is None else {}
+    data, causal = _arrays(problem, input, seed, algorithm, shown)
+    masks = {name: value for name, value in shown.items() if name in MASKS} | problem.masks(causal)
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
     if run.tile is None:
-        run = replace(run, tile=_quarters(targets, data, problem.masks(causal), run.device))
+        run = replace(run, tile=_tile(targets, data, masks, run.device, shown.get("tile")))
     asked = run.keywords(get(targets[0]).operation)
-    keywords: dict[str, Any] = {**problem.masks(causal), **asked, "trace": (which[0], which[1])}
+    keywords: dict[str, Any] = {**masks, **asked, "trace": (which[0], which[1])}
     if html is not None:
-        _check_page(targets, data, problem.masks(causal), run)
+        _check_page(targets, data, masks, run)
     with progress.busy("tracing"):
         traces = [fl.simulate(target, **data, **keywords).trace for target in targets]
     if html is not None:
@@ -437,13 +444,15 @@ def trace(
     tables.line("\n".join(filter(None, (out, html))) or "--html FILE steps through it, --out FILE keeps it")
 
 
-def _quarters(targets: Sequence[Any], data: Mapping[str, Any], masks: Mapping[str, Any], device: str) -> str | None:
-    """A tile that cuts S into four by four, so that there is something to watch, or into rows of 64 for a kernel of
-    warpgroups. None, the kernel's own, if an algorithm takes neither."""
+def _tile(
+    targets: Sequence[Any], data: Mapping[str, Any], masks: Mapping[str, Any], device: str, shown: str | None
+) -> str | None:
+    """The tile that is `shown`, or one that cuts S into four by four, so that there is something to watch, or into rows of 64 for
+    a kernel of warpgroups. None, the kernel's own, if an algorithm takes none of these."""
     rows = [get(target) for target in targets]
     problems = [row.operation.problem(data, **masks) for row in rows]
     height, width = (max(16, -(-n // 64) * 16) for n in (problems[0].len_q, problems[0].len_kv))
-    for tile in (Tile(height, width), Tile(64, width)):
+    for tile in (*([Tile.parse(shown)] if shown else []), Tile(height, width), Tile(64, width)):
         if all(_takes(*each, tile, device) for each in zip(rows, problems, strict=True)):
             return str(tile)
     return None

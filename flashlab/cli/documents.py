@@ -425,6 +425,7 @@ class Transfer(Data):
     bytes: dict[str, int]
     rows: tuple[int, int] | None = None
     cols: tuple[int, int] | None = None
+    plane: int | None = None
 
 
 class Values(Data):
@@ -444,11 +445,12 @@ class Event(Data):
     line: int
     sram: dict[str, int]
     transfers: tuple[Transfer, ...]
+    request: int | None = None
     values: dict[str, Values] = {}
 
 
 class Trace(Document):
-    """Every step of one head. `head` is (batch, head)."""
+    """Every step of one head. `head` is (batch, head). `pages` are those of each request, where K and V lie in pages."""
 
     algorithm: str
     head: tuple[int, int]
@@ -459,6 +461,7 @@ class Trace(Document):
     sources: dict[str, Source]
     tensors: dict[str, TensorShape]
     buffers: dict[str, BufferShape]
+    pages: tuple[tuple[int, ...], ...] = ()
     events: tuple[Event, ...]
 
 

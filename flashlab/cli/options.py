@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """What the problem of every command that is told none has."""
 
+_EXTENT = {"batch", "len_q", "len_kv", "lengths", "page_size", "pages", "len_prefix"}
 _PROBLEM, _RUN = "Problem", "Run"
 
 Algorithm = Annotated[
@@ -120,8 +121,17 @@ class ProblemOptions:
             if name not in MASKS:
                 raise UsageError(spelling(name), value, "nothing, the data says the shape")
 
-    def problem(self, algorithm: str | None = None) -> Problem:
+    def shown(self, algorithm: str) -> Mapping[str, Any]:
+        """What an algorithm shows step by step if no lengths and no pages were given; nothing for a program of one's own."""
+        from simulator import CATALOGUE
+
+        row = CATALOGUE.get(algorithm)
+        return {} if row is None or _EXTENT & self.given.keys() else row.shown or row.operation.shown
+
+    def problem(self, algorithm: str | None = None, shown: Mapping[str, Any] | None = None) -> Problem:
         """What was given, and the defaults for the rest: of an algorithm that takes but one dtype, that.
+
+        `shown` comes before these.
 
         Raises `UsageError` for what was given and the algorithm has otherwise, such as mla its head dim."""
         from simulator import CATALOGUE
@@ -134,7 +144,10 @@ class ProblemOptions:
                 only |= {"batch": len(self.given["lengths"]), "page_size": PAGE_SIZE}
             if row and row.operation.shares_prefix:
                 only |= {"batch": len(self.given["lengths"]), "len_prefix": DEFAULTS["len_q"]}
-        posed = Problem(**{**DEFAULTS, **only, **self.given})
+        fields = {name: value for name, value in (shown or {}).items() if name in FIELDS}
+        if "lengths" in fields:
+            only["len_q"] = None
+        posed = Problem(**{**DEFAULTS, **only, **fields, **self.given})
         if row is None:
             return posed
         fitted = row.operation.fitted(posed)

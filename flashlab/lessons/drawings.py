@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
 from flashlab.lessons.pipelines import cp_async, ping_pong, tma
+from flashlab.views.palette import LIGHT
 from simulator import DEVICES, Problem, count, random_inputs, simulate
 from simulator.problem import Tile
 from simulator.programs.flash_decoding import CHILDREN, Splits
@@ -98,32 +99,33 @@ def splits() -> Drawing:
 
 
 def tree() -> Drawing:
-    """The tree of flash_decoding over the runs of chunks of one row tile."""
+    """The tree of flash_decoding over the chunks of one row tile: two by two, and through HBM only every fifth time."""
     s = Splits(DECODE, Tile(16, 128), run=1)
-    runs = len(s.chunks(0))
-    levels = [runs]
+    levels, figures = [len(s.chunks(0))], dict[str, float]()
     while levels[-1] > 1:
-        levels.append(-(-levels[-1] // CHILDREN))
-    shapes, width = list[str](), WIDTH - 20
-    at = [[10 + width * (n + 0.5) / runs for n in range(runs)]]
-    for many in levels[1:]:
-        below = at[-1]
-        groups = [below[n * CHILDREN : (n + 1) * CHILDREN] for n in range(many)]
-        at.append([sum(group) / len(group) for group in groups])
+        levels.append(-(-levels[-1] // 2))
+    rounds = CHILDREN.bit_length() - 1  # until as many as a node has children are one
+    width, high = WIDTH - 20, 168 / (len(levels) - 1)
+    at = [[10 + width * (n + 0.5) / levels[0] for n in range(levels[0])]]
+    for nodes in levels[1:]:
+        pairs = [at[-1][2 * n : 2 * n + 2] for n in range(nodes)]
+        at.append([sum(pair) / len(pair) for pair in pairs])
+    lines, dots = list[str](), list[str]()
     for level, xs in enumerate(at):
-        y = 200 - 80 * level
+        y, root = 190 - high * level, level + 1 == len(at)
+        stored = level % rounds == 0 and not root
+        radius = 2.8 if level == 0 else 4.5 if stored or root else 1.4
+        fill = LIGHT["out"] if root else LIGHT["o"] if stored else INK
         for n, x in enumerate(xs):
-            if level + 1 < len(at):
-                up = at[level + 1][n // CHILDREN]
-                shapes.append(f'<path d="M{x:.4g} {y} L{up:.4g} {y - 80}" stroke="{INK}" stroke-width="0.6"/>')
-        shapes += [f'<circle cx="{x:.4g}" cy="{y}" r="2.8" fill="{BLUE if level == 0 else ORANGE}"/>' for x in xs]
-    shapes.append(text(10, 228, f"{runs} chunks of {4 * 128} keys, up to {CHILDREN} children for each node"))
-    return Drawing(
-        "How flash_decoding merges its partial results",
-        240,
-        shapes,
-        dict(zip(("chunks", "nodes"), levels, strict=False)),
-    )
+            if not root:
+                up = f"L{at[level + 1][n // 2]:.4g} {y - high:.4g}"
+                lines.append(f'<path d="M{x:.4g} {y:.4g} {up}" stroke="{INK}" stroke-width="0.6"/>')
+            dots.append(f'<circle cx="{x:.4g}" cy="{y:.4g}" r="{radius}" fill="{fill}"/>')
+    figures |= {"chunks": levels[0], "nodes": levels[rounds], "rounds": len(levels) - 1}
+    said = f"{levels[0]} chunks of {4 * 128} keys, merged two by two in {len(levels) - 1} rounds"
+    meanings = {f"in HBM: what a chunk has, and a node of up to {CHILDREN}": LIGHT["o"], "the output": LIGHT["out"]}
+    shapes = [*lines, *dots, text(10, 218, said), *legend(10, 242, meanings)]
+    return Drawing("How flash_decoding merges its partial results", 254, shapes, figures)
 
 
 def recomputed() -> Drawing:
@@ -221,7 +223,7 @@ def quad() -> Drawing:
     return Drawing("Which lane holds which element of a fragment of S", 460, shapes, figures)
 
 
-_LANES = {"q": BLUE, "k": ORANGE, "v": GREEN, "out": PINK}
+_LANES = {name: LIGHT[name] for name in ("q", "k", "v", "out")}
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     draw.__name__: draw

@@ -19,7 +19,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 
-from flashlab.views import figures
+from flashlab.views import figures, palette
 from simulator import Device, Trace
 from simulator.errors import unknown
 
@@ -113,7 +113,7 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
     figure, ax = _axes(1.3 + 0.42 * len(labels))
     left = [0.0] * len(labels)
     for i, (part, sizes) in enumerate(parts.items()):
-        ax.barh(range(len(labels)), sizes, left=left, color=_COLOURS[i % 7], label=part, edgecolor="white", height=0.7)
+        ax.barh(range(len(labels)), sizes, left=left, color=_colour(part, i), label=part, edgecolor="white", height=0.7)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for row, total in enumerate(left):
         ax.text(total, row, f" {figures.nbytes(total) if of == 'bytes' else figures.count(total)}", va="center")
@@ -130,6 +130,12 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
     if len(parts) > 1:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(parts))
     return Shown(_svg(figure), ["", *parts], list(zip(labels, *parts.values(), strict=True)))
+
+
+def _colour(part: str, place: int) -> str:
+    """That of the tensor which a part is named for, as in "S, P", or else the next one."""
+    tensor = part.partition(",")[0].lower()
+    return palette.LIGHT[tensor] if tensor in palette.LIGHT else _COLOURS[place % 7]
 
 
 @_styled
@@ -237,6 +243,11 @@ def step_through(*traces: Trace) -> Any:
     if not os.environ.get("FLASHLAB_STATIC"):
         return import_module("flashlab").player(*traces)
     print("[in Jupyter there is a player here: every step, with its bytes, its values and its line of code]")
+    return _bytes_so_far(*traces)
+
+
+def _bytes_so_far(*traces: Trace) -> Shown:
+    """What each trace has requested of HBM up to a step."""
     columns: dict[str, list[float | None]] = {}
     longest = max(len(trace.events) for trace in traces)
     steps = sorted({round(n * longest / 24) for n in range(25)})
@@ -246,6 +257,15 @@ def step_through(*traces: Trace) -> Any:
         ]
         columns[trace.algorithm] = [sum(moved[:n]) if n <= len(moved) else None for n in steps]
     return lines({"steps": steps}, columns, of="bytes requested of HBM so far", log=False, nbytes=True)
+
+
+def race(traces: Mapping[str, Trace]) -> Any:
+    """The race of traces by their titles, on one clock. Where a page is being made, the bytes of each."""
+    if not os.environ.get("FLASHLAB_STATIC"):
+        from flashlab.lessons.race import Race
+
+        return Race(traces)
+    return _bytes_so_far(*traces.values())
 
 
 def _axes(height: float = 3.6, width: float = 7.0) -> tuple[Any, Any]:

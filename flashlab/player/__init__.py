@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from flashlab.base.files import path_of, replace_file
-from flashlab.player.page import Part, attribute, build
 from simulator.errors import UsageError
 from simulator.simulate import Run
 from simulator.trace import Trace
@@ -72,10 +71,14 @@ class Player:
 
     def __init__(self, traces: list[Trace], *, step: int, kernel: Path | None) -> None:
         self.traces, self.step, self.kernel = traces, step, kernel
+        from flashlab.player.page import Part  # only where there is a page to make
+
         self._parts = [Part(trace, None if n else kernel) for n, trace in enumerate(traces)]
 
     def html(self) -> str:
         """The page as text. If it would exceed `LIMIT` bytes, it keeps fewer values of register tiles and says so."""
+        from flashlab.player.page import build
+
         return build(self._parts, step=self.step, limit=LIMIT, cut=False)
 
     def save(self, path: str | PathLike[str]) -> Path:
@@ -84,6 +87,8 @@ class Player:
 
     def frame(self) -> str:
         """What a notebook shows: the page in an iframe that may only run its script, at most `INLINE_LIMIT` bytes."""
+        from flashlab.player.page import attribute, build
+
         names = " and ".join(trace.algorithm for trace in self.traces)
         before = (
             f'<iframe title="{html.escape(f"{names}, step by step")}" sandbox="allow-scripts" width="100%" '

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.player.grid import grids, roles_of
+from flashlab.player.grid import Scores, grids, roles_of
+from flashlab.player.parts import parts, pool
 from flashlab.player.sources import Kernel, kernels_of, step_lines
 from simulator.catalogue import CATALOGUE
 from simulator.dtypes import Array
-from simulator.problem import Problem
 from simulator.trace import Event, Trace, Transfer
 
 __all__ = ["THINNINGS", "Thinning", "document", "float24", "kept", "values"]
@@ -62,9 +62,10 @@ def kept(n: int, most: int) -> Array:
 
 def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
     """All that the page knows of a trace, except the values of its register tiles."""
-    problem = Problem(**trace.problem)
-    names = _Names()
-    cells, changes = grids(trace, problem)
+    names, scores = _Names(), Scores.of(trace)
+    cells, changes = grids(trace, scores)
+    roles, partial = roles_of(trace, scores.problem), parts(trace, scores)
+    states: dict[tuple[int, ...], int] = {}
     kernels = kernels_of(trace, kernel)
     files = list(dict.fromkeys(each.name for each in kernels.values()))
     srams: dict[tuple[tuple[str, int], ...], int] = {}
@@ -78,18 +79,24 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
             [_transfer(names, sources, each) for each in event.transfers],
             [int(n) for change in changed for n in change],
             [(names[name], *x.shape) for name, x in event.values.items()],
+            -1 if partial is None else states.setdefault(tuple(map(int, partial.states[n])), len(states)),
         ]
-        for event, changed in zip(trace.events, changes, strict=True)
+        for n, (event, changed) in enumerate(zip(trace.events, changes, strict=True))
     ]
     return {
         "algorithm": trace.algorithm,
-        "subtitle": _subtitle(trace, problem),
+        "subtitle": _subtitle(trace, scores),
         "device": trace.device,
         "sram_limit": trace.sram_limit,
-        "len_q": problem.len_q,
-        "len_kv": problem.len_kv,
-        "roles": roles_of(trace, problem),
-        "mask": [problem.left, problem.right, problem.offset],
+        "len_q": scores.queries,
+        "len_kv": scores.keys,
+        "each": scores.problem.len_q,
+        "prefix": scores.prefix,
+        "roles": roles,
+        "firsts": {name: scores.first_key(name) for name, role in roles.items() if role == "keys"},
+        "mask": scores.mask,
+        "parts": partial and {"boxes": [[*keys, level] for keys, level in partial.boxes], "states": list(states)},
+        "pool": pool(trace),
         "launches": list(_launches(trace.events, cells, kernels, files)),
         "blocks": list(_blocks(trace.events)),
         "sources": [_listing(trace, name) for name in sources],
@@ -103,20 +110,27 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
     }
 
 
-def _subtitle(trace: Trace, problem: Problem) -> str:
+def _subtitle(trace: Trace, scores: Scores) -> str:
     """A sentence that says what is computed."""
-    batch, head = trace.head
+    (batch, head), problem = trace.head, scores.problem
     queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.len_kv == 1 else "keys"
-    parts = [
-        f"{problem.len_q:,} {queries} × {problem.len_kv:,} {keys}",
+    first = f"{problem.len_q:,} {queries} × {problem.len_kv:,} {keys}"
+    whose = f"Batch {batch}, head {head}"
+    if scores.prefix is not None:
+        first = f"{problem.len_q:,} {queries} each × {scores.prefix:,} keys in common and up to {problem.len_kv:,} of its own"
+        whose = f"{problem.batch:,} request{'s' if problem.batch > 1 else ''}, head {head}"
+    words = [
+        first,
         f"head dim {problem.head_dim}",
         problem.dtype,
     ]
     if problem.head_dim_v != problem.head_dim:
-        parts.append(f"values of {problem.head_dim_v}")
-    parts += problem.words
+        words.append(f"values of {problem.head_dim_v}")
+    if problem.page_size is not None:
+        words.append(f"pages of {problem.page_size:,} {'key' if problem.page_size == 1 else 'keys'}")
+    words += problem.replace(lengths=None, len_q=problem.len_q, len_kv=problem.len_kv).words
     rows, cols = trace.tile
-    return f"Batch {batch}, head {head}: {', '.join(parts)}. Tiles of {rows} × {cols}, on {trace.device}."
+    return f"{whose}: {', '.join(words)}. Tiles of {rows} × {cols}, on {trace.device}."
 
 
 class _Names(dict[str, int]):
@@ -156,11 +170,11 @@ def _launches(
 
 
 def _blocks(events: list[Event]) -> Iterator[list[int]]:
-    """Per block: its row tile, key tile, first event, and the event after its last."""
+    """Per block: its row tile, key tile, first event, the event after its last, and its request (-1: of all)."""
     start = 0
-    for (_, block), group in groupby(events, key=lambda event: (event.launch, event.block)):
+    for (_, request, block), group in groupby(events, key=lambda event: (event.launch, event.request, event.block)):
         stop = start + sum(1 for _ in group)
-        yield [*block, start, stop]
+        yield [*block, start, stop, -1 if request is None else request]
         start = stop
 
 

@@ -17,14 +17,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashlab.player.pack import THINNINGS, Thinning, document, values
-from flashlab.player.words import COLOURS, GLOSSARY, REGISTERS
+from flashlab.player.words import GLOSSARY, REGISTERS
+from flashlab.views import palette
 from simulator.memory import check_memory
 from simulator.trace import Trace
 
 __all__ = ["Part", "attribute", "build"]
 
 _ASSETS = Path(__file__).resolve().parent / "assets"
-_SCRIPTS = ("trace.js", "clock.js", "dom.js", "draw.js", "panels.js", "values.js", "code.js", "view.js", "player.js")
+_SCRIPTS = (
+    "trace.js",
+    "clock.js",
+    "dom.js",
+    "draw.js",
+    "beside.js",
+    "panels.js",
+    "values.js",
+    "code.js",
+    "view.js",
+    "player.js",
+)
 
 
 _EMPTY, _STEP = 45_000_000, 800  # bytes that any page takes while it is made, and that each step adds
@@ -47,7 +59,7 @@ def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool 
     check_memory(f"a page of {steps:,} steps", page_bytes(steps))
     documents = [document(*part) for part in parts]
     packed = [_packed(each) for each in documents]
-    settings = {"step": step, "limit": limit, "glossary": GLOSSARY, "registers": REGISTERS, "colours": COLOURS}
+    settings = {"step": step, "limit": limit, "glossary": GLOSSARY, "registers": REGISTERS, "colours": palette.KINDS}
     title = " and ".join(part.trace.algorithm for part in parts)
 
     def page(traces: list[str], thinning: Thinning, steps: int | None) -> str:
@@ -92,14 +104,15 @@ def _worth_trying(parts: list[Part], limit: int) -> list[Thinning]:
 def _first(document: dict[str, Any], steps: int) -> dict[str, Any]:
     """The document with only the first steps."""
     launches = [{**each, "stop": min(each["stop"], steps)} for each in document["launches"] if each["start"] < steps]
-    blocks = [[i, j, start, min(stop, steps)] for i, j, start, stop in document["blocks"] if start < steps]
+    blocks = [[i, j, start, min(stop, steps), of] for i, j, start, stop, of in document["blocks"] if start < steps]
     return {**document, "events": document["events"][:steps], "launches": launches, "blocks": blocks}
 
 
 def _page(title: str, blobs: list[str]) -> str:
     """The page from its title and its packed data: the settings, then the document and the values of each trace."""
     script = "\n".join(['"use strict";', *(_asset(name) for name in _SCRIPTS)])
-    style = _asset("player.css")
+    colours = {"light": palette.variables(palette.LIGHT), "dark": palette.variables(palette.DARK)}
+    style = _filled(_asset("player.css"), colours)
     filled = {
         "title": html.escape(f"{title}, step by step"),
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -108,7 +121,11 @@ def _page(title: str, blobs: list[str]) -> str:
         "script": script,
         "data": "\n".join(f'<script type="text/plain" class="data">{blob}</script>' for blob in blobs),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], _asset("player.html"))
+    return _filled(_asset("player.html"), filled)
+
+
+def _filled(text: str, values: dict[str, str]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text)
 
 
 @cache

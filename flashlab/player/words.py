@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["COLOURS", "GLOSSARY", "REGISTERS"]
+__all__ = ["GLOSSARY", "REGISTERS"]
 
 GLOSSARY = {
     "HBM": "The GPU's large memory (global memory). Counts are bytes that instructions request; caches may serve some.",
@@ -16,6 +16,8 @@ GLOSSARY = {
     "m": "Per query row, the largest score so far. It is subtracted before exp, so that nothing overflows.",
     "ℓ": "Per query row, the sum so far of exp(score − m).",
     "accumulator": "Per query row, the sum so far of exp(score − m) times the value. Divided by ℓ, it is the output.",
+    "page": "A few keys and values that lie together. A block table says which pages a request has, in the order of its keys.",
+    "partial result": "What a chunk of keys says of a query: O, m and ℓ. A tree of these is merged into the output.",
     "step": "A named part of the tile program; the kernel has a mark of the same name.",
 }
 """The words that the page explains, with their meanings."""
@@ -61,20 +63,3 @@ REGISTERS = {
     "dv_j": "The gradient of these values so far: P transposed times dO.",
 }
 """What register tiles mean, by the names that the built-in programs give them."""
-
-COLOURS = {
-    **{name: name for name in ("q", "k", "v", "s", "p", "o", "out")},
-    **{f"d{name}": name for name in ("q", "k", "v", "s", "p", "out")},  # a gradient has the colour of what it is of
-    **dict.fromkeys(("v_t", "turned"), "v"),
-    **dict.fromkeys(("partial", "partial_o", "o_warps"), "o"),
-    "dq_sum": "q",
-    "latent": "k",  # and V: the row is both
-    "k_prefix": "k",
-    "v_prefix": "v",
-    **dict.fromkeys(
-        ("l", "m", "alpha", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "partial_lse", "l_warps",
-         "m_warps"),
-        "stat",
-    ),
-}  # fmt: skip
-"""The colours of tensors and buffers, by the names that the built-in programs give them. Others are grey."""

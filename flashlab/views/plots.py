@@ -1,8 +1,8 @@
 """The plots: bytes by tensor and level, growth with the length, roofline, sweeps.
 
 Every function returns a matplotlib figure. It is not registered with pyplot, and a notebook shows it by itself. The
-colours are Okabe and Ito's, which colour-blind readers can tell apart. Bytes are in binary units, as in all output for
-people.
+colours are Okabe and Ito's, which colour-blind readers can tell apart. Tensors have those of `palette`. Bytes are in
+binary units, as in all output for people.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from flashlab.base.files import replace_file
-from flashlab.views import axes, figures
+from flashlab.views import axes, figures, palette
 from simulator.catalogue import CATALOGUE, of
 from simulator.counts import Counts
 
@@ -50,18 +50,17 @@ _OTHERS = (_BLACK, _GREY, "#B8A900", "#8B5A2B", "#5B5EA6")
 _MARKERS = "osD^vPX*"
 
 _TENSORS = {
-    "q": ("Q", _BLUE),
-    "k": ("K", _SKY),
-    "v": ("V", _GREEN),
-    "s": ("S, scores", _RED),
-    "p": ("P, probabilities", _ORANGE),
-    "o": ("O, float32 accumulator", _PURPLE),
-    "partial_o": ("partial O of the warps", "#E9C3D8"),
-    "out": ("out", "#444444"),
+    "q": "Q",
+    "k": "K",
+    "v": "V",
+    "s": "S, scores",
+    "p": "P, probabilities",
+    "o": "O, float32 accumulator",
+    "out": "out",
+    "stat": "row statistics (l, m, LSE, …)",
+    "other": "other tensors",
 }
-_STATISTICS = "row statistics (l, m, LSE, …)", _YELLOW
-_STATISTIC_NAMES = {"l", "m", "lse", "row_max", "row_sum", "a", "b"}
-_OTHER = "other tensors", _GREY
+"""What kinds of tensors are called. A gradient is called as what it is of."""
 
 _STYLE: Any = {
     "font.family": ["DejaVu Sans"], "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold",
@@ -156,12 +155,10 @@ def _stacked_bars(ax: Any, counts: Sequence[Counts], level: str, used: dict[str,
 
 def _pieces(counts: Counts, level: str, way: str) -> dict[tuple[str, str], int]:
     """Bytes by (label, colour) of the legend, in the legend's order."""
-    order = [*_TENSORS.values(), _STATISTICS, _OTHER]
-    pieces = dict.fromkeys(order, 0)
+    pieces = dict.fromkeys(_TENSORS, 0)
     for name, tensor in counts.by_tensor.items():
-        kind = _TENSORS.get(name) or (_STATISTICS if name in _STATISTIC_NAMES else _OTHER)
-        pieces[kind] += getattr(tensor, f"{level}_{way}")
-    return {kind: n for kind, n in pieces.items() if n}
+        pieces[palette.kind_of(name)] += getattr(tensor, f"{level}_{way}")
+    return {(_TENSORS[kind], palette.LIGHT[kind]): n for kind, n in pieces.items() if n}
 
 
 def lengths(counts: Sequence[Counts]) -> Figure:

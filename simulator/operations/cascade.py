@@ -143,6 +143,9 @@ class CascadeAttention(Operation):
             "window": (150, 0), "sinks": True,
         },
     }  # fmt: skip
+    shown: ClassVar[Mapping[str, Any]] = {
+        "batch": 4, "lengths": [(1, 32), (1, 48), (1, 16), (1, 40)], "len_prefix": 96, "tile": "16x16",
+    }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
         Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")),
@@ -164,8 +167,8 @@ class CascadeAttention(Operation):
         (batch, heads, len_q, dim), (_, kv_heads, len_kv, _), (*_, dim_v) = (tuple(arrays[n].shape) for n in "qkv")
         if (lens := arrays.get("seq_lens")) is not None and masks.get("lengths") is None:
             masks["lengths"] = [(len_q, len_kv)] * batch  # until values are looked at
-        elif isinstance(lens, np.ndarray):
-            raise UsageError("seq_lens", "given", "None beside lengths, which say the same")
+        elif isinstance(lens, np.ndarray) and lens.tolist() != (said := [keys for _, keys in masks["lengths"]]):
+            raise UsageError("seq_lens", lens.tolist(), f"{said}, as lengths say: it may be left out")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, len_prefix=arrays["k_prefix"].shape[2],
             head_dim=dim, head_dim_v=dim_v, dtype=dtype, sinks=arrays.get("sinks") is not None, **masks,

@@ -119,6 +119,7 @@ class LatentAttention(Operation):
             "sequences, causal, sinks": {"heads": 4, "lengths": [(5, 1100), (5, 5), (5, 2)], "causal": True, "sinks": True},
         }.items()
     }  # fmt: skip
+    shown: ClassVar[Mapping[str, Any]] = {"len_q": 1, "len_kv": 256, "chunk": 64}
     inputs = (
         ATTENTION.operand("q"),
         Operand(name="latent", axes=("batch", "kv_heads", "len_kv", "head_dim")),
@@ -199,6 +200,9 @@ class PagedLatentAttention(PagedAttention):
             },
             "short chunks": {"batch": 3, "heads": 4, "lengths": [(1, 330), (1, 64), (1, 65)], "page_size": 16, "chunk": 64},
         }.items()
+    }  # fmt: skip
+    shown: ClassVar[Mapping[str, Any]] = {
+        "batch": 2, "lengths": [(1, 250), (1, 90)], "page_size": 16, "pages": 28, "chunk": 64,
     }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),

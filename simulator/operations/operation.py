@@ -141,6 +141,10 @@ class Operation(ABC):
     }
     """Problems that verification runs, by description: what differs from one batch, one head and head dim 64."""
 
+    shown: ClassVar[Mapping[str, Any]] = {}
+    """Fields of a problem that shows step by step what the operation is for, where nobody asks for one. `tile` may be among them.
+    What is left out is as for any algorithm."""
+
     @property
     def required(self) -> tuple[Operand, ...]:
         """The inputs that callers may not leave out. A tile program takes them by position."""
@@ -204,6 +208,11 @@ class Operation(ABC):
             accepted = "keys that all requests share" if self.shares_prefix else "None, or cascade for a shared prefix"
             return UsageError("len_prefix", problem.len_prefix, f"{accepted}, for {by}")
         return None
+
+    def pages(self, problem: Problem, arrays: Arrays) -> list[list[int]]:
+        """The pages that each batch's keys lie in, in the order of the keys. It is empty where K and V don't lie in pages."""
+        del problem, arrays
+        return []
 
     def idle(self, problem: Problem) -> bool:
         """Does the problem have nothing to write? Then nothing is launched."""

@@ -102,6 +102,9 @@ class PagedAttention(Operation):
             "batch": 2, "heads": 3, "lengths": [(32, 270), (32, 70)], "drafts": True, "window": (90, 20), "page_size": 16,
         },
     }  # fmt: skip
+    shown: ClassVar[Mapping[str, Any]] = {
+        "batch": 2, "lengths": [(2, 250), (2, 90)], "page_size": 16, "pages": 28, "tile": "16x16",
+    }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
         Pool(name="k", axes=("pages", "kv_heads", "page_size", "head_dim"), dtype="kv"),
@@ -233,6 +236,10 @@ class PagedAttention(Operation):
             | random_optional(p, seed)
             | ({"draft_mask": shown} if p.drafts else {})
         )
+
+    def pages(self, problem: Problem, arrays: Arrays) -> list[list[int]]:
+        sequences = self.settled(problem, arrays).sequences
+        return [line[: one.table_pages].tolist() for line, one in zip(arrays["block_table"], sequences, strict=True)]
 
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
         """Each request as plain attention: its problem, and its q, k and v."""

@@ -1,8 +1,9 @@
 """Flash-Decoding: few queries against many keys. Chunks of keys run in parallel, and a tree merges their partial results.
 
 All query heads that share a KV head, and all queries, are rows of one tile, so K and V are read once for all of them. A chunk
-begins at a multiple of its own size, whatever the batch, the grid or the other sequences are. Nodes of a tree over the chunks
-have up to 32 children, which are added up in their order. So a result is the same bit for bit whoever computes what, and when.
+begins at a multiple of its own size, whatever the batch, the grid or the other sequences are. Chunks are merged two by two, by
+their numbers. That is one binary tree, of which every fifth level goes through HBM: a node there has up to 32 children. So a result
+is the same bit for bit, whoever computes what, and when.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from simulator.tensors import HbmTensor, SramTile
 
 TILES_PER_CHUNK = 4
 CHILDREN = 32
-"""The most children of a node of the tree."""
+"""The most children of a node in HBM: a block merges those two by two. It is a power of two, so that all is one binary tree."""
 
 
 MOST_ROW_TILES = 1 << 22

@@ -18,6 +18,7 @@ from flashlab.lessons.drawing import BLUE, GREEN, GREY, ORANGE, WIDTH, Drawing
 from flashlab.lessons.drawings import DECODE, DRAWINGS, LONG, SHORTER, SMALL, TILE, bars, holder
 from flashlab.lessons.pipelines import LEFT, READ, TILES, Chart
 from simulator.errors import UsageError
+from simulator.programs import flash_decoding
 
 PAGE = PICTURES.parent / "in-pictures.md"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -87,7 +88,29 @@ def test_the_tree_has_the_programs_nodes() -> None:
     """By what a run of the program would climb: the parents of all chunks."""
     s = drawings.Splits(DECODE, fl.Tile(16, 128), run=1)
     climbed = {node.counter for chunk in s.chunks(0) for node in list(s.upward(0, chunk))[:1]}
-    assert drawings.tree().figures == {"chunks": len(s.chunks(0)), "nodes": len(climbed)}
+    assert drawings.tree().figures == {"chunks": len(s.chunks(0)), "nodes": len(climbed), "rounds": 7}
+
+
+def test_a_node_of_the_tree_merges_as_a_run_does() -> None:
+    """Two by two, by numbers: it is one binary tree, wherever a part of it lies."""
+    pairs: list[tuple[int, int]] = []
+
+    def joined(block: None, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        pairs.append((left[0], right[1]))
+        return left[0], right[1]
+
+    def merged(numbers: dict[int, tuple[int, int]]) -> tuple[int, int]:
+        return flash_decoding.merged(None, numbers)  # pyright: ignore
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash_decoding, "joined", joined)
+        whole = merged({n: (n, n + 1) for n in range(80)})
+        at_once, pairs = pairs, []
+        for width in (32, 4):  # through nodes of 32 children, and of runs of 4 chunks
+            pairs.clear()
+            below = {n: merged({m: (m, m + 1) for m in range(80) if m // width == n}) for n in range(-(-80 // width))}
+            assert merged(below) == whole == (0, 80)
+            assert sorted(pairs) == sorted(at_once)
 
 
 def test_recomputation_saves_what_the_formula_says() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 import flashlab as fl
 from docs._site import race
+from flashlab.lessons import drawings, show
+from flashlab.lessons.drawing import GREY
+from flashlab.lessons.race import Race, style
+from flashlab.views import plots
+from flashlab.views.palette import DARK, KINDS, LIGHT
+from tests.flashlab.player.traces import small
 
 STATIC = Path(race.__file__).resolve().parents[1] / "_static"
 DATA = race.data()
@@ -36,6 +44,27 @@ def test_the_row_ends_at_the_truth_and_its_maximum_always_rises() -> None:
     assert (np.diff(tops) > 0).all()
 
 
+def test_a_tensor_has_one_colour_in_player_race_drawings_and_plots() -> None:
+    """All are the palette's: the variables of the two style sheets, the lanes of a drawing, the bars of a plot."""
+    page = fl.player(small("flash2")).html()
+    for text in (page, style()):
+        for kind in LIGHT:
+            wanted = {LIGHT[kind], DARK[kind]}
+            assert set(re.findall(rf"--tensor-{kind}: (#[0-9a-f]{{6}});", text)) == wanted
+    tensors = {tensor for program in DATA["programs"] for _, tensor, _ in program["moves"]}
+    assert DATA["kinds"] == {name: KINDS[name] for name in tensors}
+    drawn = drawings.tiles().svg
+    assert {fill for fill in re.findall(r'fill="(#\w+)" stroke', drawn) if fill != GREY} == {
+        LIGHT[name] for name in ("q", "k", "v", "out")
+    }
+    counts = fl.count("standard", race.PROBLEM, tile=race.TILE)
+    bars = {to_hex(patch.get_facecolor()) for ax in plots.bytes_by_tensor([counts]).axes for patch in ax.patches}
+    assert bars == {LIGHT[KINDS[name]] for name in counts.by_tensor}
+    parts = {"Q, K, V": [1], "S, P": [2], "out": [3], "read": [4]}
+    shown = show.bars(["standard"], parts).svg.lower()
+    assert all(LIGHT[name] in shown for name in ("q", "s", "out")) and LIGHT["k"] not in shown
+
+
 # -- in a browser -------------------------------------------------------------------------------------------------
 
 
@@ -47,11 +76,11 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
     """`opened(change)` is the page alone, with its script changed; nothing may go wrong on it."""
     amiss: list[str] = []
 
-    def load(change: Callable[[str], str] = str) -> Any:
-        script, style = change((STATIC / "race.js").read_text(encoding="utf-8")), (STATIC / "race.css").read_text()
-        html = f"<!doctype html><style>{style}</style><div id=race class=race></div><script>{race.script()}{script}</script>"
+    def load(change: Callable[[str], str] = str, *, motion: str = "reduce") -> Any:
+        script = change((STATIC / "race.js").read_text(encoding="utf-8"))
+        html = f"<!doctype html><style>{style()}</style><div id=race class=race></div><script>{race.script()}{script}</script>"
         (tmp_path / "race.html").write_text(html, encoding="utf-8")
-        page = browser.new_page(viewport={"width": 360, "height": 800})
+        page = browser.new_page(viewport={"width": 360, "height": 800}, reduced_motion=motion)
         page.on("pageerror", lambda error: amiss.append(str(error)))
         page.goto((tmp_path / "race.html").as_uri())
         return page
@@ -81,6 +110,49 @@ def test_the_race_ends_at_the_counts(opened: Opened) -> None:
     step, tensor, n = DATA["programs"][0]["moves"][0]
     assert page.locator("p.said").first.inner_text() == f"{n:,} bytes, step {step}: {tensor} {n:,}"
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.browser
+def test_the_race_runs_by_itself_once_and_ends_with_a_sentence(opened: Opened) -> None:
+    totals = [sum(n for _, _, n in program["moves"]) for program in DATA["programs"]]
+    said = f"5 times fewer bytes: FlashAttention-2 asked HBM for {totals[1] / 1024:.0f} KiB, standard attention for "
+    assert round(totals[0] / totals[1]) == 5
+    still = opened()
+    assert still.locator(".verdict").inner_text() == f"{said}{totals[0] / 1024:.0f} KiB."
+    assert still.get_by_role("button", name="Play").is_visible()
+    page = opened(motion="no-preference")
+    page.get_by_role("button", name="Pause").wait_for()
+    assert not page.locator(".verdict").is_visible() and page.locator(".track > span").count() > 0
+    page.get_by_role("slider").press("ArrowRight")  # a hand on the clock stops it
+    assert page.get_by_role("button", name="Play").is_visible()
+    page.get_by_role("slider").press("End")
+    assert page.locator(".verdict").inner_text().startswith("5 times fewer bytes")
+
+
+@pytest.mark.browser
+def test_a_lessons_frame_has_the_race_alone(browser: Any, tmp_path: Path) -> None:
+    q, k, v = fl.random_inputs(race.PROBLEM, seed=0)
+    traces = {
+        title: fl.simulate(name, q, k, v, tile=race.TILE, trace=(0, 0)).trace for name, title in race.RACERS.items()
+    }
+    (tmp_path / "frame.html").write_text(f"<!doctype html>{Race(traces).frame()}", encoding="utf-8")  # pyright: ignore
+    page = browser.new_page(viewport={"width": 800, "height": 600}, reduced_motion="reduce", color_scheme="light")
+    page.goto((tmp_path / "frame.html").as_uri())
+    frame = page.frame_locator("iframe")
+    frame.get_by_role("slider").press("End")  # a frame of its own process may not be told of reduced motion
+    assert frame.locator(".verdict").inner_text().startswith("5 times fewer bytes")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    inside = page.frames[1]
+    assert inside.evaluate(ground) == "rgb(255, 255, 255)"
+    page.evaluate("document.querySelector('iframe').contentWindow.postMessage({ theme: 'dark' }, '*')")
+    page.wait_for_timeout(100)
+    assert inside.evaluate(ground) != "rgb(255, 255, 255)"
+    assert inside.evaluate("document.documentElement.scrollHeight - innerHeight") <= 0
+
+
+def test_a_race_needs_two() -> None:
+    with pytest.raises(fl.UsageError, match="two or more"):
+        Race({})
 
 
 @pytest.mark.browser

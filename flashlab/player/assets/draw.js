@@ -84,11 +84,13 @@ function gridLayout(trace, grid, width) {
   return { left: MARGIN, top: MARGIN, width: w, height: h, cw: (w * grid.width) / trace.len_kv, ch: (h * grid.height) / trace.len_q };
 }
 
-/** The grid of S with its cells, the mask's edge, and in the margins which rows of Q, K and V lie in SRAM. */
-function drawGrid(canvas, trace, grid, states, resident, width) {
+/** The grid of S with its cells, the mask's edge, and in the margins which rows of Q, K and V lie in SRAM. Below are the pages of the
+ * keys, and partial results. */
+function drawGrid(canvas, trace, grid, states, t, width) {
+  const resident = trace.resident(t);
   const place = gridLayout(trace, grid, width);
-  const context = prepared(canvas, width, place.top + place.height + 4);
-  const colour = colours([...CELL_COLOURS, "ink", "muted", "line", "mask", "tensor-q", "tensor-k", "tensor-v"]);
+  const context = prepared(canvas, width, place.top + place.height + 4 + roomBelow(trace));
+  const colour = colours([...CELL_COLOURS, ...BESIDE_COLOURS, "mask", "tensor-q", "tensor-k", "tensor-v"]);
   const right = place.left + place.width, bottom = place.top + place.height;
   for (let row = 0; row < grid.rows; row++)
     for (let col = 0; col < grid.cols; col++) {
@@ -100,19 +102,26 @@ function drawGrid(canvas, trace, grid, states, resident, width) {
   context.font = "12px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "left";
-  context.fillText("keys →", place.left, 6);
+  context.fillText(trace.prefix === null ? "keys →" : "the prefix's keys →", place.left, 6);
+  if (trace.prefix !== null) {
+    const x = place.left + (trace.prefix / trace.len_kv) * place.width;
+    context.fillText("each one's own →", x + 3, 6);
+    bar(context, colour.mask, x - 1, 1, 2, bottom);
+    context.fillStyle = colour.muted;
+  }
   context.save();
   context.translate(6, place.top);
   context.rotate(Math.PI / 2);
   context.fillText("queries →", 0, 0);
   context.restore();
-  const marks = [["k", 13, 5], ["v", 19, 5]];
-  for (const [tensor, y, thick] of marks) {
-    const held = resident.get(tensor)?.range;
-    if (held) bar(context, colour[`tensor-${tensor}`], place.left + (held[0] / trace.len_kv) * place.width, y, ((held[1] - held[0]) / trace.len_kv) * place.width, thick);
+  for (const [name, { at }] of resident) {
+    const tensor = colourOf(name), along = own(trace.roles, name);
+    const y = { k: 13, v: 19 }[tensor];
+    if (y && along === "keys") bar(context, colour[`tensor-${tensor}`], place.left + (at[0] / trace.len_kv) * place.width, y, ((at[1] - at[0]) / trace.len_kv) * place.width, 5);
+    if (tensor === "q" && along === "queries") bar(context, colour["tensor-q"], 15, place.top + (at[0] / trace.len_q) * place.height, 6, ((at[1] - at[0]) / trace.len_q) * place.height);
   }
-  const held = resident.get("q")?.range;
-  if (held) bar(context, colour["tensor-q"], 15, place.top + (held[0] / trace.len_q) * place.height, 6, ((held[1] - held[0]) / trace.len_q) * place.height);
+  if (trace.pool) drawPages(context, trace, place, bottom + 4, trace.pagesAt(t), colour);
+  if (trace.parts) drawParts(context, trace, place, bottom + 4 + (trace.pool ? STRIP : 0), trace.partsAt(t), colour);
 }
 
 function bar(context, colour, x, y, w, h) {

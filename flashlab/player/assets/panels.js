@@ -138,7 +138,9 @@ class ScoresPanel {
     this.table = fold("As a table", () => this._table());
     const masked = trace.mask[0] !== null || trace.mask[1] !== null;
     this.reading = el("p", { class: "small" }, "Bars at the edges: the rows of ", tensorName("q"), ", ", tensorName("k"), " and ", tensorName("v"), " that lie in SRAM.", masked ? " Dashed: the edge of the mask." : "");
-    this.root = panel(page, trace, "Scores", "scores", this.note, this.canvas, this.legend, this.reading, this.table.details);
+    this.pool = trace.pool ? new PoolView(trace, page) : null;
+    this.said = el("p", { class: "note", hidden: !trace.parts });
+    this.root = panel(page, trace, "Scores", "scores", this.note, el("div", { class: "beside" }, el("div", { class: "grid" }, this.canvas, this.said), this.pool?.root), this.legend, this.reading, this.table.details);
     setTitle(this.root, term("S", page.glossary.S), ", the scores, tile by tile");
     this.swatches = STATES.map(({ label }) => {
       const swatch = el("canvas", { class: "swatch", "aria-hidden": "true" }), n = el("b");
@@ -154,22 +156,25 @@ class ScoresPanel {
     const launch = this.trace.launches[this.trace.launchOf[Math.max(t, 0)]];
     this.grid = launch.grid;
     this.states = this.trace.cells(t);
+    this.pool?.show(t);
+    if (this.trace.parts) this.said.textContent = partsSaid(this.trace, this.trace.partsAt(t));
     this.canvas.hidden = this.legend.hidden = this.reading.hidden = this.table.details.hidden = !this.grid;
     if (!this.grid) {
       this.note.textContent = `${launch.name} does not touch S, as far as the trace tells.`;
       return;
     }
     const { rows, cols, height, width } = this.grid;
-    this.note.textContent = `${this.trace.launches.length > 1 ? `${launch.name}: ` : ""}${count(rows)} × ${plural(cols, "tile")} of ${count(height)} queries × ${count(width)} keys.`;
+    this.note.textContent = `${this.trace.launches.length > 1 ? `${launch.name}: ` : ""}${count(rows)} × ${plural(cols, "tile")} of ${height === 1 ? "1 query" : `${count(height)} queries`} × ${plural(width, "key")}.`;
     this.draw();
     this.table.update();
   }
 
   draw() {
+    this.pool?.draw();
     if (!this.grid) return;
-    const room = this.root.clientWidth - 28;
+    const room = this.canvas.parentElement.clientWidth;
     if (room <= 0) return;
-    drawGrid(this.canvas, this.trace, this.grid, this.states, this.trace.resident(this.t), room);
+    drawGrid(this.canvas, this.trace, this.grid, this.states, this.t, room);
     const numbers = STATES.map((_, state) => this.states.reduce((n, each) => n + (each === state), 0));
     const colour = colours(CELL_COLOURS);
     this.swatches.forEach(({ swatch, n, item }, state) => {

@@ -40,7 +40,7 @@ class Trace {
     this.blockOf = new Int32Array(this.length);
     this.inColumns = this.launches.map(() => false); // has a launch's grid more than one column of blocks?
     this.launches.forEach((launch, n) => this.launchOf.fill(n, launch.start, launch.stop));
-    this.blocks = this.blocks.map(([i, j, start, stop]) => ({ i, j, start, stop }));
+    this.blocks = this.blocks.map(([i, j, start, stop, request]) => ({ i, j, start, stop, request: request < 0 ? null : request }));
     this.blocks.forEach((block, n) => {
       this.blockOf.fill(n, block.start, block.stop);
       this.inColumns[this.launchOf[block.start]] ||= block.j > 0;
@@ -91,9 +91,9 @@ class Trace {
     return sum;
   }
 
-  /** A block as people name it: by its row, and by its column where there are several. */
-  blockName({ i, j, start }) {
-    return this.inColumns[this.launchOf[start]] ? `(${i}, ${j})` : `${i}`;
+  /** A block as people name it: by its row, and by its column where there are several; by its request where a trace has several. */
+  blockName({ i, j, start, request }) {
+    return `${this.inColumns[this.launchOf[start]] ? `(${i}, ${j})` : i}${request === null ? "" : ` of request ${request}`}`;
   }
 
   stepName(t) {
@@ -129,6 +129,31 @@ class Trace {
     return states;
   }
 
+  /** Where in S the rows of a tensor lie that event t moves: requests have their queries one below the other. */
+  inS(tensor, [first, stop], t) {
+    const role = own(this.roles, tensor), { request } = this.blocks[this.blockOf[t]];
+    const by = role === "keys" ? this.firsts[tensor] : request === null ? 0 : request * this.each;
+    return [first + by, stop + by];
+  }
+
+  /** The states of the partial results after event t, that of the output last. */
+  partsAt(t) {
+    return t < 0 ? this.parts.boxes.map(() => 0).concat(0) : this.parts.states[this.events[t][7]];
+  }
+
+  /** The pages of the pool that event t reads, and those of which a tile lies in SRAM. */
+  pagesAt(t) {
+    const { tensors, tables, own: request, size } = this.pool, read = new Set(), held = new Set();
+    const add = (found, [first, stop]) => {
+      for (let n = Math.floor(first / size); n * size < stop; n++) found.add(tables[request][n]);
+    };
+    if (t < 0) return { read, held };
+    for (const [tensor, , , range, ...moved] of this.events[t][4])
+      if (range && tensors.includes(this.names[tensor]) && moved.some((n, m) => m % 2 === 0 && this.names[n] === "hbm.read")) add(read, range);
+    for (const [name, { range }] of this.resident(t)) if (tensors.includes(name)) add(held, range);
+    return { read, held };
+  }
+
   /** The first event at which a cell of S is loaded or worked on, in the launch of event t. */
   firstTouch(t, cell) {
     const { start, stop } = this.launches[this.launchOf[Math.max(t, 0)]];
@@ -147,7 +172,7 @@ class Trace {
     for (let e = this.blocks[this.blockOf[t]].start; e <= t; e++)
       for (const [tensor, , , range, ...moved] of this.events[e][4])
         if (range && moved.some((n, m) => m % 2 === 0 && this.names[n] === "sram.write"))
-          found.set(this.names[tensor], { range, loaded: e === t });
+          found.set(this.names[tensor], { range, at: this.inS(this.names[tensor], range, e), loaded: e === t });
     const alive = new Set(this.srams[this.events[t][3]].map(([name]) => name));
     for (const name of found.keys()) if (!alive.has(name)) found.delete(name);
     return found;
@@ -170,7 +195,7 @@ class Trace {
   firstRow(t, noun) {
     for (let e = t; e >= this.blocks[this.blockOf[t]].start; e--)
       for (const [tensor, , , range] of this.events[e][4].toReversed())
-        if (range && this.rowsIn(this.names[tensor]) === noun) return range[0];
+        if (range && this.rowsIn(this.names[tensor]) === noun) return this.inS(this.names[tensor], range, e)[0];
     return null;
   }
 

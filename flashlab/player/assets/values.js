@@ -1,6 +1,6 @@
 // The panel of register tiles: heat maps of the matrices, and a table of m, l and the like beside one matrix's rows.
 
-const WINDOW = { rows: 16, cols: 8 };
+const WINDOW = { rows: 16, cols: 8 }; // the most that are shown at once
 
 class ValuesPanel {
   constructor(trace, page) {
@@ -73,10 +73,28 @@ class ValuesPanel {
   _table() {
     const rows = Math.max(0, ...[...this.vectors, ...(this.matrix ? [this.matrix] : [])].map(({ tile }) => tile.rows));
     const cols = this.matrix ? this.matrix.tile.keptCols : [];
+    this.box.hidden = !rows;
+    this._fill(rows, cols);
+    for (let tries = 0; tries < 3 && this._narrow(); tries++) this._fill(rows, cols);
+  }
+
+  /** Shows no more columns than have room. From step to step they only get fewer, so that the table doesn't jump. */
+  _narrow() {
+    const room = this.box.clientWidth, names = [...this.vectors, this.matrix].map((entry) => entry?.tile.name).join();
+    if (this.fitted?.room !== room || this.fitted.names !== names) this.fitted = { room, names, cols: WINDOW.cols };
+    const heads = [...this.box.querySelectorAll("th.matrix")], left = this.box.getBoundingClientRect().left;
+    const fit = heads.filter((head) => head.getBoundingClientRect().right - left <= room + 0.5).length;
+    if (room && fit < heads.length) this.fitted.cols = Math.max(1, fit);
+    return this.colPager.window !== (this.colPager.window = this.fitted.cols);
+  }
+
+  _fill(rows, cols) {
     this.rowPager.fit(rows);
     this.colPager.fit(cols.length);
-    const first = this.t < 0 ? null : this.trace.firstRow(this.t, this.noun), all = this.noun === "key" ? this.trace.len_kv : this.trace.len_q;
-    const columns = cols.slice(this.first.col, this.first.col + WINDOW.cols);
+    const { request } = this.t < 0 ? { request: null } : this.trace.blocks[this.trace.blockOf[this.t]];
+    const first = this.t < 0 ? null : this.trace.firstRow(this.t, this.noun);
+    const all = this.noun === "key" ? this.trace.len_kv : request === null ? this.trace.len_q : (request + 1) * this.trace.each;
+    const columns = cols.slice(this.first.col, this.first.col + this.colPager.window);
     const head = el("tr", {},
       el("th", { scope: "col" }, this.noun),
       this.vectors.map(({ tile, changed }) => el("th", { scope: "col", class: changed ? "changed" : null }, term(tile.name, own(this.page.registers, tile.name)))),
@@ -90,7 +108,6 @@ class ValuesPanel {
         columns.map((col) => this._cell(this.matrix, row, col))));
     }
     this.box.replaceChildren(el("table", {}, el("caption", { class: "unseen" }, `Values in registers, one row per ${this.noun}`), el("thead", {}, head), el("tbody", {}, body)));
-    this.box.hidden = !rows;
   }
 
   _cell({ tile, before, changed }, row, col) {
@@ -107,10 +124,10 @@ class ValuesPanel {
 /** Two buttons that move a window over rows or columns, hidden where all fit in. */
 class Pager {
   constructor(noun, axis, window, owner) {
-    Object.assign(this, { noun, axis, window, owner, n: 0 });
+    Object.assign(this, { noun, axis, window, owner });
     this.text = el("span", {});
     const move = (by) => () => {
-      owner.first[axis] = Math.min(this._last(), Math.max(0, owner.first[axis] + by * window));
+      owner.first[axis] = Math.max(0, owner.first[axis] + by * this.window);
       owner.show(owner.t);
     };
     this.back = el("button", { type: "button", "aria-label": `earlier ${noun}`, onclick: move(-1) }, "‹");
@@ -118,17 +135,13 @@ class Pager {
     this.root = el("span", { class: "pager" }, this.back, this.text, this.on);
   }
 
-  _last() {
-    return Math.max(0, Math.ceil(this.n / this.window) - 1) * this.window;
-  }
-
   fit(n) {
-    this.n = n;
-    this.owner.first[this.axis] = Math.min(this.owner.first[this.axis], this._last());
-    const first = this.owner.first[this.axis];
-    this.text.textContent = `${this.noun} ${range(first, Math.max(first + 1, Math.min(n, first + this.window)))} of ${count(n)}`;
-    this.root.hidden = n <= this.window;
-    this.back.disabled = first === 0;
-    this.on.disabled = first >= this._last();
+    const { first } = this.owner;
+    if (first[this.axis] >= n) first[this.axis] = Math.max(0, n - this.window);
+    const begin = first[this.axis], end = Math.max(begin + 1, Math.min(n, begin + this.window));
+    this.text.textContent = `${this.noun} ${range(begin, end)} of ${count(n)}`;
+    this.root.hidden = n <= this.window && !begin;
+    this.back.disabled = begin === 0;
+    this.on.disabled = end >= n;
   }
 }

@@ -13,7 +13,7 @@ class View {
     this.root = el("article", { class: "view", "aria-label": trace.algorithm },
       el("header", {}, el(alone ? "h1" : "h2", {}, trace.algorithm), el("p", { class: "note" }, trace.subtitle)),
       this.story.root,
-      el("div", { class: "columns" },
+      el("div", { class: trace.pool || trace.parts ? "columns more" : "columns" },
         el("div", { class: "column place" }, this.scores.root, this.sram.root),
         el("div", { class: "column numbers" }, this.values.root, this.counters.root),
         el("div", { class: "column sources" }, this.code.root)));

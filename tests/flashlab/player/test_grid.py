@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.player.grid import Cell, Grid, grids
+from flashlab.player.grid import Cell, Grid, Scores, grids
 from tests.flashlab.player.traces import SMALL, record
 
 TILES = st.sampled_from([(16, 16), (16, 32), (32, 16)])
@@ -56,9 +56,9 @@ def visible_cells(problem: fl.Problem, grid: Grid) -> np.ndarray:
     )
 
 
-def played(trace: fl.Trace, problem: fl.Problem) -> list[tuple[str, Grid | None, list[np.ndarray]]]:
+def played(trace: fl.Trace) -> list[tuple[str, Grid | None, list[np.ndarray]]]:
     """By launch: its name, its grid, and the states after each of its events."""
-    found, changes = grids(trace, problem)
+    found, changes = grids(trace, Scores.of(trace))
     launches: list[tuple[str, Grid | None, list[np.ndarray]]] = []
     for event, changed in zip(trace.events, changes, strict=True):
         if not launches or launches[-1][0] != event.launch:
@@ -79,7 +79,7 @@ def played(trace: fl.Trace, problem: fl.Problem) -> list[tuple[str, Grid | None,
 @given(problems(), TILES)
 def test_flash2_visits_what_the_mask_leaves(problem: fl.Problem, tile: tuple[int, int]) -> None:
     trace = record("flash2", problem, tile)
-    for _, grid, states in played(trace, problem):
+    for _, grid, states in played(trace):
         if grid is None:
             assert not seen(problem).any()
             continue
@@ -92,7 +92,7 @@ def test_flash2_visits_what_the_mask_leaves(problem: fl.Problem, tile: tuple[int
 @settings(max_examples=40)
 @given(problems(), TILES)
 def test_flash1_visits_everything(problem: fl.Problem, tile: tuple[int, int]) -> None:
-    ((_, grid, states),) = played(record("flash1", problem, tile), problem)
+    ((_, grid, states),) = played(record("flash1", problem, tile))
     assert grid == Grid(-(-problem.len_q // tile[0]), -(-problem.len_kv // tile[1]), *tile)
     assert (states[-1] == Cell.DONE).all()
     assert not any((now == Cell.SKIPPED).any() for now in states)
@@ -101,7 +101,7 @@ def test_flash1_visits_everything(problem: fl.Problem, tile: tuple[int, int]) ->
 @settings(max_examples=30)
 @given(problems(), TILES)
 def test_standard_has_a_grid_for_each_launch(problem: fl.Problem, tile: tuple[int, int]) -> None:
-    scores, softmax, output = played(record("standard", problem, tile), problem)
+    scores, softmax, output = played(record("standard", problem, tile))
     for _, _, states in (scores, softmax, output):
         assert set(np.unique(states[-1])) <= {Cell.DONE, Cell.WORK}
     assert (output[2][-1] == Cell.DONE).all()
@@ -110,7 +110,7 @@ def test_standard_has_a_grid_for_each_launch(problem: fl.Problem, tile: tuple[in
 
 def test_states_follow_the_steps() -> None:
     trace = record("flash2", SMALL, (16, 16))
-    ((_, _, states),) = played(trace, SMALL)
+    ((_, _, states),) = played(trace)
     steps = [(event.step, Cell(states[n][event.block[0], 0])) for n, event in enumerate(trace.events)]
     first = [state for step, state in steps[:10]]
     assert [step for step, _ in steps[:10]] == [
@@ -146,7 +146,7 @@ def no_scores(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
 
 
 def test_a_tile_that_a_program_forgets_is_missed() -> None:
-    ((_, _, states),) = played(record(forgets_a_tile, SMALL, (16, 16)), SMALL)
+    ((_, _, states),) = played(record(forgets_a_tile, SMALL, (16, 16)))
     # the first row of tiles touches nothing, the others all but the diagonal
     assert states[-1].tolist() == [
         [Cell.MISSED, Cell.SKIPPED, Cell.SKIPPED],
@@ -162,10 +162,10 @@ def test_a_program_without_scores_has_no_grid_and_its_steps_no_name() -> None:
         ("", 1, 2),
         ("", 2, 2),
     ]
-    assert [grid for _, grid, _ in played(trace, SMALL)] == [None]
+    assert [grid for _, grid, _ in played(trace)] == [None]
 
 
 def test_one_cell_stands_for_many_tiles_where_there_are_too_many() -> None:
     problem = fl.Problem(batch=1, heads=1, len_q=600, head_dim=16, dtype="float32")
-    softmax = played(record("standard", problem, (64, 64)), problem)[1][1]
+    softmax = played(record("standard", problem, (64, 64)))[1][1]
     assert softmax is not None and softmax.rows <= 128 and softmax.height == 8

@@ -16,7 +16,7 @@ import pytest
 
 import flashlab as fl
 from tests.flashlab.player.test_pack import hostile
-from tests.flashlab.player.traces import LESSON, lesson, long, record, small, traced
+from tests.flashlab.player.traces import LESSON, lesson, long, record, shown, small, traced
 from tests.tiers import one_of_each
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
@@ -174,14 +174,14 @@ def test_m_l_and_the_accumulator_are_the_traces(opened: Open) -> None:
     page = opened("one", f"#step={n + 1}")
     table = page.locator(".values table")
     head = [text.strip() for text in table.locator("thead th").all_inner_texts()]
-    assert head[1:3] == ["m_i", "l_i"] and "acc[0]" in head and "acc[7]" in head
+    assert head[1:3] == ["m_i", "l_i"] and "acc[0]" in head
     rows = table.locator("tbody tr").all()
     assert len(rows) == 16
     for r in (0, 7, 15):
         assert rows[r].locator("th").inner_text() == str(64 + r)
         cells = rows[r].locator("td").all_inner_texts()
-        for name, column in (("m_i", 0), ("l_i", 0), ("acc", 5)):
-            place = head.index(name if name != "acc" else "acc[5]") - 1
+        for name, column in (("m_i", 0), ("l_i", 0), ("acc", 1)):
+            place = head.index(name if name != "acc" else "acc[1]") - 1
             shown = cells[place].replace("−", "-")
             now, was = float(new[name][r, column]), float(old[name][r, column])
             assert float(shown.lstrip("▲▼")) == pytest.approx(now, rel=2e-3)
@@ -251,8 +251,9 @@ def test_the_table_of_values_can_be_moved_and_pinned(opened: Open) -> None:
     page = opened("one", f"#step={n + 1}")
     heads = page.locator(".values thead th.matrix")
     assert heads.first.inner_text() == "acc[0]"
+    shown = heads.count()
     button(page, "later columns").click()
-    assert heads.first.inner_text() == "acc[8]"
+    assert heads.first.inner_text() == f"acc[{shown}]"
     button(page, "later rows").click()
     assert page.locator(".values tbody th").first.inner_text() == "16"
     assert button(page, "later rows").is_disabled()
@@ -261,6 +262,56 @@ def test_the_table_of_values_can_be_moved_and_pinned(opened: Open) -> None:
     button(page, "Previous step of this name")  # stays pinned on other steps
     button(page, "One step on").click()
     assert heads.first.inner_text().startswith("s[")
+
+
+def test_the_table_of_values_says_how_many_columns_it_shows(opened: Open) -> None:
+    """It has as many as there is room for, at any width, and doesn't scroll."""
+    n = next(n for n, event in enumerate(lesson("flash2").events) if event.step == "scores")
+    found = set[int]()
+    for width in (700, 1400, 1680):
+        page = opened("one", f"#step={n + 1}", width=width)
+        heads = page.locator(".values thead th.matrix").count()
+        found.add(heads)
+        assert f"columns 0–{heads - 1} of 32" in page.locator(".values .pagers").inner_text()
+        assert (
+            page.evaluate("(box => box.scrollWidth - box.clientWidth)(document.querySelector('.values .scroll'))") <= 1
+        )
+    assert len(found) > 1
+
+
+WALK = """() => {
+  const slider = document.querySelector("input[type=range]"), canvas = document.querySelector(".scores .grid canvas");
+  const steps = [];
+  for (let step = 1; step <= Number(slider.max); step++) {
+    slider.value = step;
+    slider.dispatchEvent(new Event("input"));
+    const shown = !canvas.hidden && canvas.width && canvas.height;
+    const image = shown && canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const pixels = shown ? new Uint32Array(image.data.buffer) : [];
+    steps.push([
+      document.querySelector(".step-name").textContent, new Set(pixels).size, canvas.getAttribute("aria-label"),
+      document.querySelector(".pool .note")?.textContent ?? "", document.querySelector(".scores .grid .note").textContent,
+    ]);
+  }
+  return steps;
+}"""
+
+
+@pytest.mark.parametrize("algorithm", ["paged", "flash3_paged", "mla_paged", "cascade"])
+def test_the_centre_is_never_blank(algorithm: str, opened: Open, pages: Path) -> None:
+    """S is there in every step; with it the pool, of which every page of the request is read, and the partial results."""
+    trace = shown(algorithm)
+    fl.player(trace).save(pages / f"{algorithm}.html")
+    steps = opened(algorithm, width=1400).evaluate(WALK)
+    assert [name for name, *_ in steps] == [event.step for event in trace.events]
+    assert min(colours for _, colours, *_ in steps) > 3
+    assert all("in progress" in label for name, _, label, *_ in steps if name == "scores")
+    read = {int(page) for *_, pool, _ in steps if pool.startswith("Reads") for page in re.findall(r"\d+", pool)}
+    assert read == set(trace.pages[0] if trace.pages else [])
+    if algorithm != "flash3_paged":
+        n = len({each.plane for event in trace.events for each in event.transfers} - {None})
+        merges = [said for name, *_, said in steps if name in ("merge", "load_part")]
+        assert steps[0][4] == f"{n} partial results: none yet." and any("read now" in said for said in merges)
 
 
 def test_the_grid_of_s_as_a_table(opened: Open) -> None:

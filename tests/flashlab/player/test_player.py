@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -92,6 +93,29 @@ def test_the_command_writes_the_same_page(tmp_path: Path) -> None:
 def test_the_command_cuts_s_in_quarters(words: list[str], tile: list[int]) -> None:
     status, printed = run("trace", *words, "--json")
     assert status == 0 and json.loads(printed)["tile"] == tile
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted", "steps"),
+    [
+        (["flash_decoding"], {"batch": 1, "len_q": 2, "len_kv": 256, "causal": True}, {"store_partial": 4, "merge": 1}),
+        (["paged"], {"batch": 2, "len_q": 2, "page_size": 16}, {"store_partial": 4, "merge": 1}),
+        (["mla_paged", "--seed", "1"], {"batch": 2, "len_q": 1, "chunk": 64}, {"store_partial": 4, "merge": 1}),
+        (["cascade", "--no-causal"], {"batch": 4, "len_prefix": 96, "causal": False}, {"store_part": 5, "merge": 8}),
+        (["paged", "--len-q", "64"], {"batch": 1, "len_q": 64, "len_kv": 64}, {"store_partial": 0}),
+        (["cascade", "--lengths", "1:20,1:30"], {"batch": 2, "len_prefix": 128}, {"store_part": 3}),
+        (["flash2"], {"batch": 1, "len_q": 128}, {"store_o": 4}),
+    ],
+)
+def test_without_lengths_it_is_what_the_algorithm_is_for(
+    words: list[str], wanted: dict[str, Any], steps: dict[str, int]
+) -> None:
+    status, printed = run("trace", *words, "--json")
+    assert status == 0, printed
+    trace = json.loads(printed)
+    assert {name: trace["problem"][name] for name in wanted} == wanted
+    taken = [event["step"] for event in trace["events"]]
+    assert {name: taken.count(name) for name in steps} == steps and len(taken) < 260
 
 
 def test_ones_own_program_beside_ones_own_kernel(tmp_path: Path) -> None:

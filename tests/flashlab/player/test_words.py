@@ -6,7 +6,8 @@ import pytest
 
 import flashlab as fl
 from flashlab.player.pack import document
-from flashlab.player.words import COLOURS, REGISTERS
+from flashlab.player.words import REGISTERS
+from flashlab.views.palette import KINDS
 from simulator.trace import Trace
 from tests.flashlab.player.traces import traced
 
@@ -30,12 +31,12 @@ def missing(trace: Trace, registers: dict[str, str], colours: dict[str, str]) ->
 
 @pytest.mark.parametrize("algorithm", TRACED)
 def test_all_that_an_algorithm_does_has_words_and_colours(algorithm: str) -> None:
-    assert missing(traced(algorithm), REGISTERS, COLOURS) == set()
+    assert missing(traced(algorithm), REGISTERS, KINDS) == set()
 
 
 def test_what_has_no_words_or_colour_is_found() -> None:
     without = {name: said for name, said in REGISTERS.items() if name != "dk_j"}
-    uncoloured = {name: colour for name, colour in COLOURS.items() if name != "dout"}
+    uncoloured = {name: colour for name, colour in KINDS.items() if name != "dout"}
     assert missing(traced("flash2_backward"), without, uncoloured) == {"dk_j", "dout"}
 
 

@@ -45,6 +45,20 @@ def traced(algorithm: str) -> fl.Trace:
 
 
 @cache
+def shown(algorithm: str) -> fl.Trace:
+    """What an algorithm shows if nobody asks for anything else, with head dim 32 where it takes that."""
+    row = fl.CATALOGUE[algorithm]
+    given = row.shown or row.operation.shown
+    fields: dict[str, Any] = {"batch": 1, "heads": 2, "head_dim": 32, "dtype": "float16", "causal": True, **given}
+    tile = fields.pop("tile", None)
+    problem = row.operation.fitted(fl.Problem(**fields))
+    arrays = row.operation.draw(problem)
+    trace = fl.simulate(algorithm, **arrays, **problem.masks, tile=tile, device="h100", trace=(0, 0)).trace
+    assert trace is not None
+    return trace
+
+
+@cache
 def long() -> fl.Trace:
     """Ten thousand events."""
     problem = fl.Problem(batch=1, heads=1, len_q=848, head_dim=32, dtype="float16", causal=True)
