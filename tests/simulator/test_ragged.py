@@ -204,11 +204,11 @@ def test_places_suffice_and_a_block_finds_its_own(p: Problem, rows: int) -> None
     """As the kernels look for it: by halves, for the last sequence whose first place isn't behind."""
     room = ragged.places(p, rows)
     if not p.len_q:
-        assert room == []
+        assert not len(room)
         return
     assert all(0 <= n - one.row_tiles(Tile(rows, 16)) <= 1 for n, one in zip(room, p.sequences, strict=True))
     assert sum(room) == p.len_q // rows + len(p.spans)
-    offsets = ATTENTION.operand("offsets_q").left_out(p).tolist()
+    offsets, halvings = ATTENTION.operand("offsets_q").left_out(p).tolist(), ragged.halvings(len(p.spans))
     place = 0
     for s, n in enumerate(room):
         for tile in range(n):
@@ -216,7 +216,7 @@ def test_places_suffice_and_a_block_finds_its_own(p: Problem, rows: int) -> None
             while high - low > 1:
                 middle, looks = (low + high) // 2, looks + 1
                 low, high = (middle, high) if offsets[middle] // rows + middle <= place else (low, middle)
-            assert (low, place - offsets[low] // rows - low, looks) == (s, tile, ragged.halvings(len(p.spans))[s])
+            assert (low, place - offsets[low] // rows - low, looks) == (s, tile, halvings[s])
             place += 1
 
 
