@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "launch.h"
+#include "machine.h"
 
 namespace emulator {
 
@@ -35,10 +36,14 @@ Place place_of(const void* context) {
   return reinterpret_cast<Place>(at + 1);
 }
 
+// Has the lane called the runtime since the watch looked at it? Then it may hold what other lanes wait for, such as a mutex, and
+// nothing would release that. The same is true in a function of the system, whose heap may be half changed.
+bool stuck(const siginfo_t& info) {
+  return info.si_code == SI_QUEUE && current && current_lane().polls == static_cast<std::uint32_t>(info.si_value.sival_int);
+}
+
 void on_signal(int signal, siginfo_t* info, void* context) {
-  // It has just ended by itself. Or it is in a function of the system, as where it has another thread begin: nobody would
-  // release what that holds, or mend a heap that is half changed. The watch comes again.
-  if (signal == LATE && (!landing || !inside_image(place_of(context)))) return;
+  if (signal == LATE && !(landing && stuck(*info) && inside_image(place_of(context)))) return;  // the watch comes again
   if (!landing) return void(sigaction(signal, &before[signal], nullptr));  // happens again, to whoever minds
   fault = {signal, place_of(context), info->si_addr};
   siglongjmp(*landing, 1);

@@ -304,7 +304,7 @@ void race_global(const Actor& actor, Region& region, const void* address, unsign
   for_chunks(static_cast<const char*>(address) - region.base, bytes, [&](std::uint64_t index, std::uint16_t mask) {
     mine.bytes = mask;
     auto& chunk = region.chunks[index];
-    while (chunk.busy.test_and_set(std::memory_order_acquire)) {}
+    while (chunk.busy.test_and_set(std::memory_order_acquire)) ++lane.polls;  // it waits, and isn't stuck
     const Conflict conflict = enter(actor, chunk.accesses, mine, true, other);
     chunk.busy.clear(std::memory_order_release);
     if (conflict == Conflict::none) return;

@@ -31,6 +31,12 @@ bool Watch::Seen::stuck() {
   return now - seconds > LONG;
 }
 
+void Watch::Seen::stop() const {
+  sigval value{};
+  value.sival_int = static_cast<int>(polls);
+  pthread_sigqueue(thread, LATE, value);
+}
+
 Watch::Watch(const Launch& launch) : launch_(launch) {
   thread_ = std::thread([this] { look(); });
 }
@@ -48,7 +54,7 @@ void Watch::look() {
   std::unique_lock lock(busy_);
   while (!end_.wait_for(lock, PAUSE, [this] { return over_; }))
     for (auto& seen : all_)
-      if (launch_.late(seen.thread) && seen.stuck()) pthread_kill(seen.thread, LATE);
+      if (launch_.late(seen.thread) && seen.stuck()) seen.stop();
 }
 
 Watch::Watched::Watched(Watch& watch, const Block& block) : watch_(watch) {

@@ -25,6 +25,7 @@ class Watch {
     double seconds;  // of the processor, when the thread was first seen with this lane and these polls
     Seen(const Block& block, pthread_t thread);
     bool stuck();
+    void stop() const;  // if the lane is as it was seen when the signal comes
   };
 
  public:
