@@ -18,7 +18,7 @@ from docs._site.timed import age
 from flashlab.files import replace_file
 from flashlab.measure import results
 from flashlab.run import abi
-from simulator.catalogue import Algorithm
+from simulator.algorithm import Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"

@@ -8,9 +8,9 @@ from typing import Any
 
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
+from simulator.algorithms import mla, mla_hopper
 from simulator.operations.backward import BACKWARD
 from simulator.problem import FEATURES, FP8, SCORES
-from simulator.programs import mla, mla_hopper
 from simulator.support import a_lane_per_key, few_rows
 
 __all__ = ["l2_problems", "matrix"]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from simulator import catalogue
+from simulator.algorithms import flash3_backward_deterministic, flash3_paged, flash_decoding
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 from simulator.program import Program
-from simulator.programs import flash3_backward_deterministic, flash3_paged, flash_decoding
 from simulator.simulate import TileLike
 
 __all__ = ["check", "chosen", "elsewhere", "fastest", "is_auto", "one_order"]

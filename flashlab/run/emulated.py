@@ -19,7 +19,7 @@ from flashlab.run import abi, arrays, nvrtc, tritonc
 from flashlab.run.arrays import host_view
 from flashlab.run.host import operand
 from simulator import Algorithm, catalogue, count
-from simulator.catalogue import Kernel
+from simulator.algorithm import Kernel
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype

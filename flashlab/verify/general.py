@@ -21,7 +21,7 @@ from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.report import Row
 from flashlab.verify.steps import Steps
 from simulator import Device, Problem, Tile, catalogue, count, shape_run
-from simulator.catalogue import Algorithm
+from simulator.algorithm import Algorithm
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName

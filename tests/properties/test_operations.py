@@ -18,7 +18,7 @@ import pytest
 import flashlab as fl
 from flashlab.player.pack import document
 from simulator import Problem, Tile
-from simulator.catalogue import Algorithm, Kernel
+from simulator.algorithm import Algorithm, Kernel
 from simulator.config import Config
 from simulator.counts import Book, Spec
 from simulator.operations.operation import Operand, Operation
