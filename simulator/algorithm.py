@@ -24,6 +24,18 @@ Schedule = Callable[[Problem, Config, Rates], list[Launch]]
 """What the blocks of each launch do, and in which order they start. The prediction of time needs it."""
 
 
+def everywhere(problem: Problem, device: Device) -> bool:
+    """The default of `Algorithm.pays`: the algorithm is as fast as its rank says on all problems and devices."""
+    del problem, device
+    return True
+
+
+def nowhere(problem: Problem, device: Device) -> bool:
+    """The `pays` of an algorithm that is not chosen for its speed."""
+    del problem, device
+    return False
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A launch on the GPU: the source file, its entry point, and the names of the arrays that it takes, in order.
@@ -63,6 +75,8 @@ class Algorithm:
 
     `about` has a sentence for each step, by launch, which the player shows. `follows` is the rung below, from which
     ladders are made. `atomics` are the outputs that atomics add up, so that their last bits may differ from run to run.
+    "auto" chooses among the algorithms of an operation that have a `rank`: the highest that takes the problem, if it `pays`
+    for it on the device. The lowest runs on any device.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash1"].kernels[0].arguments
@@ -78,6 +92,8 @@ class Algorithm:
     about: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     follows: str | None = None
     atomics: tuple[str, ...] = ()
+    rank: int = 0
+    pays: Callable[[Problem, Device], bool] = everywhere
 
     @property
     def operation(self) -> Operation:

@@ -99,4 +99,5 @@ ROW = Algorithm(
     support=Support(masks=(*TRAINED, "dropout")),
     about=ABOUT,
     follows="flash1",
+    rank=1,
 )

@@ -89,4 +89,5 @@ ROW = Algorithm(
     about=ABOUT,
     follows="flash1_backward",
     atomics=("dq",),
+    rank=1,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.algorithm import Algorithm, Kernel
+from simulator.algorithm import Algorithm, Kernel, nowhere
 from simulator.algorithms import flash2_backward as unordered
 from simulator.formulas import flash2_backward_deterministic as formula
 from simulator.programs.flash2_backward_deterministic import flash2_backward_deterministic
@@ -43,4 +43,6 @@ ROW = Algorithm(
     support=replace(unordered.ROW.support, instead="flash2_backward"),
     about=ABOUT,
     follows="flash2_backward",
+    rank=2,
+    pays=nowhere,  # but where each run is to give the same bits, which doesn't ask
 )

@@ -141,4 +141,5 @@ ROW = Algorithm(
     support=replace(HOPPER, masks=(*TRAINED, "dropout")),
     about={"flash3": ABOUT},
     follows="flash3_3",
+    rank=2,
 )

@@ -305,4 +305,5 @@ ROW = Algorithm(
     about=ABOUT,
     follows="flash3_backward_3",
     atomics=("dq",),
+    rank=4,
 )

@@ -74,4 +74,6 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash3_backward",
+    rank=5,
+    pays=pays,
 )

@@ -132,4 +132,5 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash3_backward",
+    rank=3,
 )

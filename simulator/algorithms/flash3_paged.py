@@ -118,4 +118,6 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash3",
+    rank=2,
+    pays=pays,
 )

@@ -179,4 +179,6 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash2",
+    rank=3,
+    pays=pays,
 )

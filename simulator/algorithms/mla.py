@@ -102,4 +102,5 @@ ROW = Algorithm(
     support=LATENT,
     about=ABOUT,
     follows="flash_decoding",
+    rank=1,
 )

@@ -106,4 +106,5 @@ ROW = Algorithm(
     support=LATENT_HOPPER,
     about=ABOUT,
     follows="mla",
+    rank=2,
 )

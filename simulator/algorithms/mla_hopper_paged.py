@@ -54,4 +54,5 @@ ROW = Algorithm(
     support=replace(mla_hopper.LATENT_HOPPER, instead="mla_paged"),
     about=ABOUT,
     follows="mla_hopper",
+    rank=2,
 )

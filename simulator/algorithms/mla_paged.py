@@ -38,4 +38,5 @@ ROW = Algorithm(
     support=replace(mla.LATENT, instead="mla"),
     about=ABOUT,
     follows="mla",
+    rank=1,
 )

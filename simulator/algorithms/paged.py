@@ -80,4 +80,5 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash_decoding",
+    rank=1,
 )
