@@ -175,6 +175,7 @@ ROW = Algorithm(
         masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES),
         tile=few_rows,
         tiles=(None, Tile(16, 16), Tile(32, 32)),
+        few_queries=True,
         same_queries="use flash2 or flash3",
     ),
     about=ABOUT,

@@ -89,6 +89,7 @@ LATENT = Support(
     tile=accepts,
     tiles=(None, Tile(16, 32), Tile(32, 64)),
     instead=None,
+    few_queries=True,
     same_queries="make a call for each number",
 )
 ROW = Algorithm(

@@ -76,6 +76,7 @@ ROW = Algorithm(
         masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES, "drafts"),
         tile=a_lane_per_key,
         tiles=(None, Tile(16, 16), Tile(32, 32)),
+        few_queries=True,
         instead="flash_decoding",
     ),
     about=ABOUT,

@@ -19,7 +19,9 @@ from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.operations.problems import SHORT, UNSEQUENCED, Problems, Sizes, crossed
 from simulator.problem import Problem, Tile
+from simulator.support import Support
 from simulator.tensors import Batches
 
 
@@ -100,6 +102,23 @@ _AXES = {
     "k_prefix": "(1, kv_heads, len_prefix, head_dim)",
     "v_prefix": "(1, kv_heads, len_prefix, head_dim)",
 }
+_COUNTED: Problems = {
+    "a-query": {"batch": 9, "heads": 8, "len_q": 1, "len_kv": 300, "len_prefix": 2999, "head_dim": 128},
+    "some-queries": {"batch": 7, "heads": 8, "len_q": 5, "len_kv": 700, "len_prefix": 1024, "sinks": True},
+    "soft-cap": {"batch": 2, "heads": 8, "len_q": 2, "len_kv": 300, "len_prefix": 1024, "soft_cap": 5.0},
+    "wide-heads": {"batch": 3, "heads": 4, "len_q": 2, "len_kv": 99, "len_prefix": 600, "head_dim": 256},
+    "odd-rows": {"batch": 3, "heads": 6, "len_q": 1, "len_kv": 0, "len_prefix": 799, "head_dim": 40},
+    "no-prefix": {"batch": 3, "heads": 2, "len_q": 3, "len_kv": 600, "len_prefix": 0},
+    "window": {"batch": 7, "heads": 8, "len_q": 3, "len_kv": 90, "len_prefix": 4500, "window": (900, 1)},
+    "own-lengths": {
+        "batch": 5, "heads": 8, "lengths": [(2, n) for n in (700, 0, 1, 513, 90)], "len_kv": 1100, "len_prefix": 2999,
+    },
+    "own-lengths window": {
+        "batch": 40, "heads": 8, "lengths": [(1, 37 * n) for n in range(40)], "len_prefix": 2999, "window": (800, 0),
+    },
+}  # fmt: skip
+"""Requests with a prefix in several chunks, for one tile of rows and for two."""
+_SMALL: Sizes = {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 3, "head_dim": 64}
 
 
 class CascadeAttention(Operation):
@@ -143,6 +162,13 @@ class CascadeAttention(Operation):
             "window": (150, 0), "sinks": True,
         },
     }  # fmt: skip
+    sanitized: ClassVar[Problems] = {
+        **UNSEQUENCED,
+        "chunks, causal": {**_SMALL, "len_kv": 70, "len_prefix": 2100, "causal": True},
+        "no prefix, sinks": {**_SMALL, "len_kv": 600, "len_prefix": 0, "sinks": True},
+        "no own keys": {**_SMALL, "len_kv": 0, "len_prefix": 99},
+        "own lengths, window": {**_SMALL, "len_q": None, "lengths": SHORT, "len_prefix": 2100, "window": (200, 0)},
+    }
     inputs = (
         ATTENTION.operand("q"),
         Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")),
@@ -154,6 +180,9 @@ class CascadeAttention(Operation):
         ATTENTION.operand("sinks"),
     )  # fmt: skip
     outputs = ATTENTION.outputs
+
+    def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
+        return crossed({name: {"head_dim": 64, "kv_heads": 2, **sizes} for name, sizes in _COUNTED.items()})
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         for name, axes in _AXES.items():

@@ -16,7 +16,10 @@ from simulator.errors import Said, UsageError, array_in_words, dtype_name, unkno
 from simulator.fields import integer
 from simulator.memory import check_memory
 from simulator.names import DType
+from simulator.operations import problems
+from simulator.operations.problems import Problems
 from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
+from simulator.support import Support
 
 Arrays = Mapping[str, Array]
 """Arrays by the names of their operands."""
@@ -140,6 +143,9 @@ class Operation(ABC):
         "head dim 128, a scale": {"heads": 1, "len_q": 65, "head_dim": 128, "scale": 0.3},
     }
     """Problems that verification runs, by description: what differs from one batch, one head and head dim 64."""
+    sanitized: ClassVar[Problems] = problems.SMALL
+    """Small problems that the sanitizers run, by description: of one batch where they don't say. An algorithm gets those that ask
+    only for what it knows."""
 
     @property
     def required(self) -> tuple[Operand, ...]:
@@ -194,6 +200,19 @@ class Operation(ABC):
     def fitted(self, problem: Problem) -> Problem:
         """A plain problem as this operation has it: where K and V lie in pages, with pages."""
         return problem
+
+    def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, problems.Sizes]:
+        """The counter matrix of kernels with this `support`, in a dtype: the problems that counters are read for, by description.
+
+        `boxes`: TMA loads them.
+        """
+        known = support.masks
+        return {
+            **problems.shaped(support, boxes),
+            **(problems.EVEN if support.same_queries else problems.SEQUENCES if "lengths" in known else {}),
+            **problems.served(known, dtype, problems.SOME_QUERIES, problems.A_QUERY),
+            **(problems.MASKED if "mask" in known else {}),
+        }
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         """The error for a problem that is none of this operation's, or None. `by` is the algorithm's name."""
