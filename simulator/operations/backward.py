@@ -58,6 +58,7 @@ class Backward(Operation):
     """The gradients of attention. `out` and `lse` are the forward pass's outputs, in the dtypes that it returns."""
 
     name = "backward"
+    probes = "gradients"
     # what some kinds of the forward's test, a running maximum and P relative to it, the backward pass doesn't have
     kinds: ClassVar[Mapping[str, str]] = {
         kind: said for kind, said in ATTENTION.kinds.items() if kind not in ("rising", "falling", "ahead")

@@ -126,6 +126,7 @@ class CascadeAttention(Operation):
 
     name = "attention with a shared prefix"
     shares_prefix = True
+    probes = "prefix"
     kinds: ClassVar[Mapping[str, str]] = ATTENTION.kinds
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "one request": {"heads": 2, "len_q": 1, "len_kv": 40, "len_prefix": 200},

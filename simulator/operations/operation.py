@@ -143,6 +143,9 @@ class Operation(ABC):
         "head dim 128, a scale": {"heads": 1, "len_q": 65, "head_dim": 128, "scale": 0.3},
     }
     """Problems that verification runs, by description: what differs from one batch, one head and head dim 64."""
+    probes: ClassVar[str | Mapping[str, Callable[[Any, Problem, int], float | None]]] = {}
+    """The laws of its own that verification checks, by name: probes `(subject, problem, seed)`. Or the name of some in
+    `flashlab.verify.general.PROBES`."""
     sanitized: ClassVar[Problems] = problems.SMALL
     """Small problems that the sanitizers run, by description: of one batch where they don't say. An algorithm gets those that ask
     only for what it knows."""

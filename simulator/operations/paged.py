@@ -85,6 +85,7 @@ class PagedAttention(Operation):
 
     name = "paged attention"
     in_pages = True
+    probes = "pages"
     plain: ClassVar[Operation] = ATTENTION
     """What each request is once its pages are gathered."""
     pools: ClassVar[tuple[str, ...]] = ("k", "v")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from flashlab.measure import problems, sanitizers
 from flashlab.player.pack import document
 from flashlab.run import choose
 from flashlab.run.facade import called
+from flashlab.verify.bench import Failure
 from simulator import Problem, Tile
 from simulator.algorithm import Algorithm, Kernel
 from simulator.catalogue import with_kernels
@@ -32,10 +34,20 @@ from simulator.support import Support
 ROWS = "batch", "heads", "len_q"
 
 
+def doubled(subject: Any, p: Problem, seed: int, by: int = 2) -> None:
+    """A law of the toy: twice x and y are twice the outputs, to the bit."""
+    arrays = TOY.draw(p, seed)
+    once, twice = (subject.run(p, arrays | {name: n * arrays[name] for name in "xy"}) for n in (1, 2))
+    for name, x in once.items():
+        if not np.array_equal(by * x, twice[name]):
+            raise Failure(f"{name} isn't linear")
+
+
 class Toy(Operation):
     """out = gain (x + y), total = count * rowsum(x + y)."""
 
     name = "toy"
+    probes: ClassVar[Any] = {"doubled": doubled}
     inputs = (
         Operand(name="x", axes=(*ROWS, "head_dim")),
         Operand(name="y", axes=(*ROWS, "head_dim")),
@@ -193,6 +205,14 @@ def test_it_is_verified(backend: str) -> None:
     report = fl.verify("toy", backend=backend)
     assert report.verdict == "passed", report.failed[:3]
     assert len(report.rows) >= 10
+    assert {"rule", "determinism", "doubled"} <= {row.check for row in report.rows}
+
+
+def test_a_broken_law_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeded bug: twice x and y would be thrice the outputs."""
+    monkeypatch.setattr(Toy, "probes", {"doubled": partial(doubled, by=3)})
+    report = fl.verify("toy", checks=["doubled"])
+    assert {row.status for row in report.rows} == {"failed"}
 
 
 def test_what_the_kernels_refuse_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
