@@ -76,7 +76,7 @@ class Algorithm:
     `about` has a sentence for each step, by launch, which the player shows. `follows` is the rung below, from which
     ladders are made. `atomics` are the outputs that atomics add up, so that their last bits may differ from run to run.
     "auto" chooses among the algorithms of an operation that have a `rank`: the highest that takes the problem, if it `pays`
-    for it on the device. The lowest runs on any device.
+    for it on the device. The lowest runs on any device. `lesson` is the notebook that walks through it.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash1"].kernels[0].arguments
@@ -94,6 +94,7 @@ class Algorithm:
     atomics: tuple[str, ...] = ()
     rank: int = 0
     pays: Callable[[Problem, Device], bool] = everywhere
+    lesson: str | None = None
 
     @property
     def operation(self) -> Operation:

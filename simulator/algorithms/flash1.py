@@ -50,4 +50,5 @@ ROW = Algorithm(
     kernels=(Kernel("flash1", "flash1", ("q", "k", "v", "o", "l", "m", "out", "lse")),),
     about=ABOUT,
     follows="online_softmax",
+    lesson="03_flash1",
 )

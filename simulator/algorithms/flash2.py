@@ -100,4 +100,5 @@ ROW = Algorithm(
     about=ABOUT,
     follows="flash1",
     rank=1,
+    lesson="04_flash2",
 )

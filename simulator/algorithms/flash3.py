@@ -142,4 +142,5 @@ ROW = Algorithm(
     about={"flash3": ABOUT},
     follows="flash3_3",
     rank=2,
+    lesson="08_hopper",
 )

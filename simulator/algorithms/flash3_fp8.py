@@ -78,4 +78,5 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash3",
+    lesson="09_eight_bits",
 )

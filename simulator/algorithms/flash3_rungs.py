@@ -46,6 +46,7 @@ def rung(program: Program, schedule: Schedule, follows: str) -> Algorithm:
         support=HOPPER,
         about={name: ABOUT},
         follows=follows,
+        lesson="08_hopper",
     )
 
 

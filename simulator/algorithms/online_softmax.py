@@ -27,4 +27,5 @@ ROW = Algorithm(
     kernels=(standard.SCORES, Kernel("online_softmax", "online_softmax", ("s", "p", "lse")), standard.OUTPUT),
     about=standard.ABOUT | ABOUT,
     follows="standard",
+    lesson="02_softmax",
 )

@@ -59,4 +59,5 @@ ROW = Algorithm(
     kernels=(SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse", "rng_state")), OUTPUT),
     support=Support(masks=(*COMMON_MASKS, "dropout", "dlse")),
     about=ABOUT,
+    lesson="01_standard_attention",
 )

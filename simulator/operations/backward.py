@@ -59,6 +59,7 @@ class Backward(Operation):
 
     name = "backward"
     probes = "gradients"
+    products = (3, 2)  # S, dK and dQ; dP and dV
     # what some kinds of the forward's test, a running maximum and P relative to it, the backward pass doesn't have
     kinds: ClassVar[Mapping[str, str]] = {
         kind: said for kind, said in ATTENTION.kinds.items() if kind not in ("rising", "falling", "ahead")

@@ -9,7 +9,7 @@ about own keys. As the prefix comes first, that is attention over both, unless a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -102,6 +102,8 @@ _AXES = {
     "k_prefix": "(1, kv_heads, len_prefix, head_dim)",
     "v_prefix": "(1, kv_heads, len_prefix, head_dim)",
 }
+PREFIX = 128
+"""The length of a prefix where a person gives lengths alone."""
 _COUNTED: Problems = {
     "a-query": {"batch": 9, "heads": 8, "len_q": 1, "len_kv": 300, "len_prefix": 2999, "head_dim": 128},
     "some-queries": {"batch": 7, "heads": 8, "len_q": 5, "len_kv": 700, "len_prefix": 1024, "sinks": True},
@@ -225,6 +227,9 @@ class CascadeAttention(Operation):
         if problem.page_size is not None or problem.ragged:
             return problem  # which is refused
         return problem if problem.len_prefix is not None else problem.replace(len_prefix=problem.len_kv)
+
+    def batched(self, lengths: Sequence[Any]) -> dict[str, Any]:
+        return {"batch": len(lengths), "len_prefix": PREFIX}
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q

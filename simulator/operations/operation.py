@@ -130,6 +130,8 @@ class Operation(ABC):
     """Do K and V lie in pages? Then a problem has a `page_size`, and else none."""
     shares_prefix: ClassVar[bool] = False
     """Do requests share their first keys? Then a problem has a `len_prefix`, and else none."""
+    products: ClassVar[tuple[int, int]] = (1, 1)
+    """Its matrix products over pairs of a query and a key: how many go over the columns of K, and how many over those of V."""
     kinds: ClassVar[Mapping[str, str]] = {"normal": "standard normal"}
     """The kinds of random numbers that `draw` knows: their names, and a description of each."""
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -203,6 +205,11 @@ class Operation(ABC):
     def fitted(self, problem: Problem) -> Problem:
         """A plain problem as this operation has it: where K and V lie in pages, with pages."""
         return problem
+
+    def batched(self, lengths: Sequence[Any]) -> dict[str, Any]:
+        """What a problem of sequences of these lengths has where a person doesn't say it: of requests, their number."""
+        del lengths
+        return {}
 
     def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, problems.Sizes]:
         """The counter matrix of kernels with this `support`, in a dtype: the problems that counters are read for, by description.

@@ -9,7 +9,7 @@ Once gathered, the keys of a request are those of plain attention with a batch o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -226,6 +226,9 @@ class PagedAttention(Operation):
 
     def fitted(self, problem: Problem) -> Problem:
         return problem if problem.page_size else problem.replace(page_size=PAGE_SIZE)
+
+    def batched(self, lengths: Sequence[Any]) -> dict[str, Any]:
+        return {"batch": len(lengths), "page_size": PAGE_SIZE}
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q
