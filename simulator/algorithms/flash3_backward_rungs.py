@@ -5,7 +5,6 @@ All move the same bytes, and have the first and the last launch of `flash3_backw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +25,7 @@ flash3_backward_2.configured(configure_rung)
 flash3_backward_3.configured(configure_rung)
 
 
-def about(name: str, changes: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+def about(name: str, changes: dict[str, str]) -> dict[str, dict[str, str]]:
     """The player's words for a rung: those of `flash3_backward`, with changes."""
     main = {
         "load_q": "TMA brings the next tile of queries that see any of these keys, and a warp fetches their LSE.",
@@ -38,7 +37,7 @@ def about(name: str, changes: Mapping[str, str]) -> dict[str, Mapping[str, str]]
     return others | {name: ABOUT["flash3_backward"] | main | changes}
 
 
-def rung(program: Program, schedule: Schedule, changes: Mapping[str, str], follows: str) -> Algorithm:
+def rung(program: Program, schedule: Schedule, changes: dict[str, str], follows: str) -> Algorithm:
     """The row of a rung. `changes` are the words for the steps that it changes."""
     name, file, arch = program.name, "flash3_backward", "sm_90a"
     return Algorithm(

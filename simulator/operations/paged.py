@@ -145,8 +145,12 @@ class PagedAttention(Operation):
 
     def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
         request = _PAGES["requests page 16 causal"]
-        drafts = _DRAFTS if "drafts" in support.masks else {}
-        return {**shaped(support, boxes), **_PAGES, **drafts, **served(support.masks, dtype, request, request)}
+        return {
+            **shaped(support, boxes),
+            **_PAGES,
+            **(_DRAFTS if "drafts" in support.masks else {}),
+            **served(support.masks, dtype, request, request),
+        }
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         named = {name: arrays[name] for name in ("q", "k", "v", "block_table")}

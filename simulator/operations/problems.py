@@ -75,7 +75,11 @@ def crossed(problems: Problems) -> dict[str, Sizes]:
 
 def shaped(support: Support, boxes: bool) -> dict[str, Sizes]:
     """Problems of many shapes; if TMA brings `boxes`, also with rows that are no whole sectors; and what bends scores."""
-    own = SHAPES | (BOXED_BYTES if support.eight_bit else BOXED if boxes else {}) | (FEW if support.few_queries else {})
+    own: Problems = {
+        **SHAPES,
+        **(BOXED_BYTES if support.eight_bit else BOXED if boxes else {}),
+        **(FEW if support.few_queries else {}),
+    }
     return {**crossed(own), **(SCORED if set(SCORES) <= set(support.masks) else {})}
 
 
