@@ -68,7 +68,8 @@ SHAPE = _struct("Shape")
 def source_of(kernel: Kernel) -> Path:
     """The file that a kernel is in.
 
-    >>> [source_of(catalogue.get(name).kernels[-1]).name for name in ("flash2", "flash2_triton")]
+    >>> import flashlab as fl
+    >>> [source_of(fl.CATALOGUE[name].kernels[-1]).name for name in ("flash2", "flash2_triton")]
     ['flash2.cu', 'flash2_triton.py']
     """
     return (triton if kernel.language == "triton" else kernels_cu).source(kernel.source)
