@@ -1,9 +1,10 @@
 """The lower layer: problems, devices, the machine, tile programs, formulas. Users import `flashlab`."""
 
 from simulator import catalogue
+from simulator.algorithm import Algorithm
 from simulator.api import check_formula, count, shape_run, simulate, softmax
 from simulator.block import Block
-from simulator.catalogue import CATALOGUE, Algorithm
+from simulator.catalogue import CATALOGUE
 from simulator.config import Config
 from simulator.counts import Book, Counts, Spec
 from simulator.devices import DEVICES, Device

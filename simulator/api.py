@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simulator import catalogue
-from simulator.catalogue import Formula
+from simulator.algorithm import Formula
 from simulator.counts import Book, Counts
 from simulator.devices import Device
 from simulator.dtypes import as_numpy

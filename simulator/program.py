@@ -52,6 +52,11 @@ class Program:
         self.name: str = getattr(body, "__name__", "program")
         self.body, self.configure, self.operation = body, configure, operation
 
+    def configured(self, configure: Configure) -> Configure:
+        """Give the program its configuration, which may stand in another file: `@flash2.configured`. Returns `configure`."""
+        self.configure = configure
+        return configure
+
     def __call__(self, m: Machine, *rest: Any) -> Any:
         """Run the body on a machine. `rest` are the inputs, the problem and the tile.
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from simulator.algorithms.flash3_fp8 import TILE
 from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import Said, UsageError
 from simulator.operations.attention import problem_of
 from simulator.problem import FP8
-from simulator.programs.flash3_fp8 import TILE
 from simulator.simulate import Scales
 
 __all__ = ["Quantized", "quantize", "rotation"]

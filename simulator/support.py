@@ -78,6 +78,8 @@ class Support:
     head_dims: range = range(1, 257)
     head_dim_v: int | None = None
     """The head dim of V, where it isn't that of Q and K."""
+    few_queries: bool = False
+    """Are the kernels for few queries and many keys?"""
     same_queries: str | None = None
     """What to do with sequences that have different numbers of queries, where these kernels take as many of each."""
     tile: Callable[[Tile, Problem], str | None] = fragments

@@ -215,7 +215,7 @@ def test_the_matrix_ticks_only_what_is_there():
     """A row without a formula, a kernel or results has no ticks for them. (Measured: flashlab/measure/test_sources.py)"""
     row = simulator.catalogue.CATALOGUE["flash2"]
     assert all(readme.tick(find(row)) for find in readme.COLUMNS.values())
-    bare = dataclasses.replace(row, name="mine", formula=None, kernels=())
+    bare = dataclasses.replace(row, name="mine", formula=None, kernels=(), lesson=None)
     assert [name for name, find in readme.COLUMNS.items() if readme.tick(find(bare))] == ["program"]
 
 

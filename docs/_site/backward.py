@@ -12,7 +12,7 @@ from docs._site.timed import device, link, timed
 from flashlab.base.files import replace_file
 from flashlab.measure import results
 from simulator import DEVICES, Problem
-from simulator.programs.flash3_backward_deterministic import pays
+from simulator.algorithms.flash3_backward_deterministic import pays
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backward.md"

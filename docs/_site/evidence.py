@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashlab.measure import results, sources
-from simulator.catalogue import CATALOGUE, Algorithm
+from simulator.algorithm import Algorithm
+from simulator.catalogue import CATALOGUE
 from simulator.operations.softmax import SOFTMAX
 
 ROOT = Path(__file__).resolve().parents[2]

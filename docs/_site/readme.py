@@ -18,20 +18,11 @@ from docs._site.timed import age
 from flashlab.base.files import replace_file
 from flashlab.measure import results
 from flashlab.run import abi
-from simulator.catalogue import Algorithm
+from simulator.algorithm import Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"
 
-LESSONS = {
-    "standard": "01_standard_attention",
-    "online_softmax": "02_softmax",
-    "flash1": "03_flash1",
-    "flash2": "04_flash2",
-    **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3"), "08_hopper"),
-    "flash3_fp8": "09_eight_bits",
-}
-"""The notebook that walks through each algorithm."""
 PEERS = {"fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "cudnn": "cuDNN"}
 """The fastest kernels of others, by their names in a benchmark."""
 DEVICE = "h200"
@@ -63,7 +54,7 @@ def kernel(row: Algorithm) -> Found:
 
 
 def lesson(row: Algorithm) -> Found:
-    return ROOT / "notebooks" / f"{LESSONS[row.name]}.ipynb" if row.name in LESSONS else None
+    return ROOT / "notebooks" / f"{row.lesson}.ipynb" if row.lesson else None
 
 
 COLUMNS: dict[str, Callable[[Algorithm], Found]] = {

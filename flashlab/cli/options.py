@@ -26,7 +26,6 @@ from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation
-from simulator.operations.paged import PAGE_SIZE
 from simulator.problem import FIELDS, MASKS, Masks, Problem
 
 if TYPE_CHECKING:
@@ -140,10 +139,7 @@ class ProblemOptions:
         only: dict[str, Any] = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
         if "lengths" in self.given:
             only["len_q"] = None  # it follows
-            if row and row.operation.in_pages:
-                only |= {"batch": len(self.given["lengths"]), "page_size": PAGE_SIZE}
-            if row and row.operation.shares_prefix:
-                only |= {"batch": len(self.given["lengths"]), "len_prefix": DEFAULTS["len_q"]}
+            only |= row.operation.batched(self.given["lengths"]) if row else {}
         fields = {name: value for name, value in (shown or {}).items() if name in FIELDS}
         if "lengths" in fields:
             only["len_q"] = None

@@ -73,12 +73,10 @@ def time(
 def _print(found: Any) -> None:
     from simulator.catalogue import get
     from simulator.formulas.walk import walk
-    from simulator.operations.backward import BACKWARD
 
     p = found.problem
     visible = sum(n * walk(one, Tile(1, 1)).pairs for one, n in p.different.items())
-    # forward, S and P V; backward, S, dK and dQ with the columns of K, dP and dV with those of V
-    of_k, of_v = (3, 2) if get(found.algorithm).operation is BACKWARD else (1, 1)
+    of_k, of_v = get(found.algorithm).operation.products
     flops = 2 * visible * (of_k * p.head_dim + of_v * p.head_dim_v)
     rate = flops * p.batch * p.heads / found.seconds / 1e12
     title = f"{found.algorithm}: {figures.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"

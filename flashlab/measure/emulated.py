@@ -11,7 +11,8 @@ from flashlab.measure.metrics import BYTES
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation, emulate_problem
 from simulator import shape_run
-from simulator.catalogue import Kernel, get
+from simulator.algorithm import Kernel
+from simulator.catalogue import get
 from simulator.counts import LaunchCounts
 from simulator.devices import Device
 

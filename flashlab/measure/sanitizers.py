@@ -208,62 +208,10 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     The problems have ragged edges, masks, GQA and empty rows. An algorithm gets those that ask only for what it knows, by its row
     of the catalogue: among them may be a soft cap, sinks, ALiBi, a ragged batch and masks.
     """
-    ragged: dict[str, Any] = {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True}
-    fewer: dict[str, Any] = {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True}
-    empty: dict[str, Any] = {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True}
-    sequences: dict[str, Any] = {
-        "heads": 2, "lengths": [70, 0, (3, 97), (0, 5), (65, 130)], "head_dim": 64, "causal": True,
-    }  # fmt: skip
-    plain: dict[str, dict[str, Any]] = {
-        "ragged causal": ragged,
-        "GQA, window": {"heads": 4, "kv_heads": 2, "len_q": 130, "head_dim": 64, "window": (33, 5)},
-        "fewer queries": fewer,
-        "empty rows": empty,
-        "soft cap": {**ragged, "soft_cap": 5.0},
-        "short chunks": {**fewer, "chunk": 64},
-        "soft cap, sinks, ALiBi": {**ragged, "soft_cap": 5.0, "sinks": True, "alibi": True},
-        "sinks, empty rows": {**empty, "sinks": True},
-        "sequences": sequences,
-        "sequences, sinks": {**sequences, "sinks": True},
-        "sequences, few queries": {
-            **sequences,
-            "heads": 4,
-            "kv_heads": 2,
-            "lengths": [(3, n) for n in (700, 0, 2, 97, 16)],
-        },
-        # whole rows of 16 bytes: nobody writes their padding, but it is read with the rest
-        "mask": {**fewer, "len_kv": 240, "mask": "dense"},
-        "bits": {**ragged, "mask": "bits"},
-        "blocks": {**fewer, "mask": "blocks"},
-        "mask, sequences": {**sequences, "mask": "dense"},
-        "bits, sequences": {**sequences, "mask": "bits"},
-    }
-    # requests have as many queries each
-    requests: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 64, "causal": True, "page_size": 16}
-    pages = {
-        **{name: shape for name, shape in plain.items() if "lengths" not in shape},
-        "requests": {**requests, "batch": 5, "lengths": [(3, n) for n in (700, 0, 2, 97, 16)]},
-        "drafts": {**requests, "batch": 3, "lengths": [(20, n) for n in (520, 0, 7)], "causal": False, "drafts": True},
-    }
-    shared: dict[str, Any] = {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 3, "head_dim": 64}
-    prefixes: dict[str, dict[str, Any]] = {
-        **{name: shape for name, shape in plain.items() if "lengths" not in shape},
-        "chunks, causal": {**shared, "len_kv": 70, "len_prefix": 2100, "causal": True},
-        "no prefix, sinks": {**shared, "len_kv": 600, "len_prefix": 0, "sinks": True},
-        "no own keys": {**shared, "len_kv": 0, "len_prefix": 99},
-        "own lengths, window": {
-            **shared,
-            "len_q": None,
-            "lengths": [(3, n) for n in (700, 0, 2, 97, 16)],
-            "len_prefix": 2100,
-            "window": (200, 0),
-        },
-    }
 
     def posed(algorithm: str) -> Iterable[tuple[str, Problem]]:
         row = CATALOGUE[algorithm]
-        shapes = pages if row.operation.in_pages else prefixes if row.operation.shares_prefix else plain
-        for dtype, (name, shape) in product(row.dtypes, shapes.items()):
+        for dtype, (name, shape) in product(row.dtypes, row.operation.sanitized.items()):
             # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
             whole = {"head_dim": 48} if row.support.eight_bit and shape["head_dim"] == 40 else {}
             sizes: dict[str, Any] = {"batch": 1, "dtype": dtype, **shape, **whole}

@@ -26,8 +26,9 @@ from flashlab import triton
 from flashlab.base import cache
 from flashlab.base.files import replace_file
 from flashlab.run import nvrtc
+from simulator.algorithm import Algorithm
 from simulator.api import count
-from simulator.catalogue import CATALOGUE, Algorithm
+from simulator.catalogue import CATALOGUE
 from simulator.devices import Device
 from simulator.errors import UsageError
 from simulator.problem import Problem

@@ -12,7 +12,7 @@ import numpy as np
 import kernels_cu
 from flashlab import triton
 from flashlab.run import tma
-from simulator import catalogue
+from simulator.algorithm import Algorithm, Kernel
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.errors import UsageError
 from simulator.operations.operation import Operation
@@ -65,29 +65,30 @@ SHAPE = _struct("Shape")
 """`struct Shape` of the kernels: fields of the problem, under their names, and what `shape_struct` adds."""
 
 
-def source_of(kernel: catalogue.Kernel) -> Path:
+def source_of(kernel: Kernel) -> Path:
     """The file that a kernel is in.
 
-    >>> [source_of(catalogue.get(name).kernels[-1]).name for name in ("flash2", "flash2_triton")]
+    >>> import flashlab as fl
+    >>> [source_of(fl.CATALOGUE[name].kernels[-1]).name for name in ("flash2", "flash2_triton")]
     ['flash2.cu', 'flash2_triton.py']
     """
     return (triton if kernel.language == "triton" else kernels_cu).source(kernel.source)
 
 
-def own_source(row: catalogue.Algorithm) -> Path | None:
+def own_source(row: Algorithm) -> Path | None:
     """The file of an algorithm's kernels; of several, the one of its name, or else the last. None without kernels."""
     if not row.kernels:
         return None
     return source_of(next((kernel for kernel in row.kernels if kernel.source == row.name), row.kernels[-1]))
 
 
-def blocks_of(kernel: catalogue.Kernel, counts: Counts, launch: LaunchCounts) -> int:
+def blocks_of(kernel: Kernel, counts: Counts, launch: LaunchCounts) -> int:
     """The grid of a launch."""
     assert counts.config is not None
     return counts.config.grid(counts.problem, counts.device, launch.blocks) if kernel.persistent else launch.blocks
 
 
-def box_rows(kernel: catalogue.Kernel, counts: Counts) -> dict[str, int]:
+def box_rows(kernel: Kernel, counts: Counts) -> dict[str, int]:
     """The arrays that a kernel gets TMA's descriptors of, and how many rows their boxes have."""
     p, tile, config = counts.problem, counts.tile, counts.config
     sides = {"rows": tile.rows, "cols": tile.cols, "head_dim": round_up(p.head_dim, tma.ROW_BYTES // p.itemsize)}
@@ -115,7 +116,7 @@ def check_pages(problem: Problem, spec: Spec, strides: Sequence[int]) -> None:
         raise UsageError("pages", pages, f"less than {(1 << 31) // (spec.heads * rows):,} with a scale for each token")
 
 
-def passed(kernel: catalogue.Kernel, counts: Counts) -> tuple[str | None, ...]:
+def passed(kernel: Kernel, counts: Counts) -> tuple[str | None, ...]:
     """What a launch passes to a kernel in CUDA, by name and in order. None is the NULL of an array that the call doesn't have.
 
     >>> import flashlab as fl

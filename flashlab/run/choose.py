@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from simulator import catalogue
+from simulator.algorithm import Algorithm
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 from simulator.program import Program
-from simulator.programs import flash3_backward_deterministic, flash3_paged, flash_decoding
 from simulator.simulate import TileLike
 
 __all__ = ["check", "chosen", "elsewhere", "fastest", "is_auto", "one_order"]
-
-_ONE_ORDER = " in one order"
-_FASTEST = {
-    "attention": ("flash_decoding", "flash3", "flash2"),
-    "backward": ("flash3_backward_deterministic", "flash3_backward", "flash3_backward_wide", "flash2_backward"),
-    "backward in one order": ("flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward_deterministic"),
-    "paged attention": ("flash3_paged", "paged"),
-    "latent attention": ("mla_hopper", "mla"),
-    "paged latent attention": ("mla_hopper_paged", "mla_paged"),
-}
-
-_PAYS: dict[str, Callable[[Problem, Device], bool]] = {
-    "flash3_backward_deterministic": flash3_backward_deterministic.pays,
-    "flash3_paged": flash3_paged.pays,
-    "flash_decoding": flash_decoding.pays,
-}
-"""Where the fastest is so for some problems only: whether it is."""
 
 
 def is_auto(algorithm: Any) -> bool:
@@ -41,10 +23,10 @@ def is_auto(algorithm: Any) -> bool:
 
 def check(algorithm: str | Program, operation: Operation) -> None:
     """Raises `UsageError` for what is neither "auto" nor an algorithm of the operation."""
-    if is_auto(algorithm) or catalogue.get(algorithm).operation is operation:
+    if _ranked(operation) if is_auto(algorithm) else catalogue.get(algorithm).operation is operation:
         return
     names = list(catalogue.of(operation))
-    raise unknown("algorithm", algorithm, ["auto", *names] if operation.name in _FASTEST else names)
+    raise unknown("algorithm", algorithm, ["auto", *names] if _ranked(operation) else names)
 
 
 def chosen(
@@ -70,18 +52,22 @@ def fastest(
     operation: Operation, problem: Problem, device: Device, tile: TileLike = None, *, one_order: bool = False
 ) -> str:
     """The fastest algorithm that takes the problem on a device. `one_order` is as in `elsewhere`."""
-    names = _FASTEST[operation.name + _ONE_ORDER * one_order]
     asked = None if tile is None else Tile.parse(tile)
-    takes = [name for name in names if not catalogue.get(name).refuses(problem, device, asked)]
-    pays = {} if one_order else _PAYS
-    best = (name for name in takes if pays.get(name, _always)(problem, device))
-    return next(best, takes[0] if takes else _anywhere(operation, problem, one_order))
+    takes = [row for row in _ranked(operation, one_order) if not row.refuses(problem, device, asked)]
+    best = (row.name for row in takes if one_order or row.pays(problem, device))
+    return next(best, takes[0].name if takes else _anywhere(operation, problem, one_order))
 
 
 def _anywhere(operation: Operation, problem: Problem, one_order: bool) -> str:
     """What runs on any device. Where no algorithm takes the problem, it says why."""
-    names = _FASTEST[operation.name + _ONE_ORDER * one_order]
-    return next((name for name in reversed(names) if not catalogue.get(name).refuses(problem)), names[-1])
+    rows = _ranked(operation, one_order)[::-1]
+    return next((row for row in rows if not row.refuses(problem)), rows[0]).name
+
+
+def _ranked(operation: Operation, one_order: bool = False) -> list[Algorithm]:
+    """What "auto" chooses from, the fastest first. With `one_order`, without those that add outputs up by atomics."""
+    ranked = (row for row in catalogue.CATALOGUE.values() if row.rank and row.operation is operation)
+    return sorted((row for row in ranked if not (one_order and row.atomics)), key=lambda row: -row.rank)
 
 
 def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool = False) -> str | Program:
@@ -89,7 +75,7 @@ def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool
 
     With `one_order` it is one of those of which each run gives the same bits.
     """
-    return _FASTEST[operation.name + _ONE_ORDER * one_order][-1] if is_auto(algorithm) else algorithm
+    return _ranked(operation, one_order)[-1].name if is_auto(algorithm) else algorithm
 
 
 def one_order(algorithm: str | Program, operation: Operation) -> str | Program:
@@ -105,8 +91,3 @@ def one_order(algorithm: str | Program, operation: Operation) -> str | Program:
         accepted = [row.name for row in catalogue.of(operation).values() if not row.atomics]
         raise UsageError("algorithm", algorithm, f"auto, {', '.join(accepted)} where deterministic")
     return algorithm
-
-
-def _always(problem: Problem, device: Device) -> bool:
-    del problem, device
-    return True

@@ -18,7 +18,7 @@ from flashlab.emulator.maps import UNUSED, tensor_map
 from flashlab.run import abi, arrays, interpreter, nvrtc, tritonc
 from flashlab.run.arrays import host_view
 from simulator import Algorithm, catalogue, count
-from simulator.catalogue import Kernel
+from simulator.algorithm import Kernel
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype

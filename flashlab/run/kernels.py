@@ -12,7 +12,7 @@ import kernels_cu
 from flashlab.run import abi, arrays, nvrtc, tritonc
 from flashlab.run.arrays import cupy
 from flashlab.run.launch import Launch, enter
-from simulator.catalogue import Kernel
+from simulator.algorithm import Kernel
 from simulator.counts import Counts, LaunchCounts
 from simulator.errors import SramOverflow
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flashlab.run import abi
-from simulator.catalogue import Kernel
+from simulator.algorithm import Kernel
 from simulator.counts import Counts
 from simulator.errors import Unavailable
 

@@ -13,9 +13,9 @@ from flashlab.verify.bench import Bench, Failure, Trial, fitted, held, near
 from flashlab.verify.cases import EMPTY_ROWS, usual
 from flashlab.verify.rule import judge
 from simulator import Problem
+from simulator.algorithms.flash3_fp8 import TILE
 from simulator.dtypes import Array
 from simulator.problem import CACHES, FP8, SCALES
-from simulator.programs.flash3_fp8 import TILE
 from simulator.quantize import quantize
 
 

@@ -20,12 +20,12 @@ from flashlab.verify.report import Row
 from flashlab.verify.steps import Steps
 from flashlab.verify.subject import Check, Subject, worst
 from simulator import Device, Problem, Tile, catalogue, count, shape_run
-from simulator.catalogue import Algorithm
+from simulator.algorithm import Algorithm
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName
-from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
+from simulator.problem import FEATURES
 from simulator.simulate import run_on_data
 
 
@@ -121,13 +121,18 @@ def _byte_counts(subject: Subject, p: Problem, seed: int) -> None:
 
 CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte_counts": _byte_counts}
 """The checks of any operation, by name."""
+PROBES: Mapping[str, Mapping[str, Check]] = {
+    "gradients": gradients.CHECKS,
+    "pages": pages.CHECKS,
+    "prefix": shared.CHECKS,
+}
+"""The probes that `Operation.probes` may name."""
 
 
 def checks_of(operation: Operation) -> Mapping[str, Check]:
     """The checks of an operation: those of any, and its own probes."""
-    if operation is BACKWARD:
-        return {**CHECKS, **gradients.CHECKS}
-    return {**CHECKS, **(pages.CHECKS if operation.in_pages else shared.CHECKS if operation.shares_prefix else {})}
+    own = operation.probes
+    return {**CHECKS, **(PROBES[own] if isinstance(own, str) else own)}
 
 
 def rows(
@@ -140,7 +145,8 @@ def rows(
         # the counts are the tile program's: kernels have none of their own here. And its products are NumPy's, which may sum up
         # otherwise where a tile has other rows
         elsewhere = (check is _byte_counts and not simulated) or (check is shared.requests and simulated)
-        elsewhere |= check is pages.drafts and isinstance(subject, Ours) and "drafts" not in subject.row.support.masks
+        # a probe with the name of a mask is for those that know it
+        elsewhere |= name in FEATURES and isinstance(subject, Ours) and name not in subject.row.support.masks
         if (checks is not None and name not in checks) or elsewhere:
             continue
         for dtype in dtypes:

@@ -184,7 +184,7 @@ def compare(
 
     lse, wrap = flag("lse", lse), wrapping(progress, "algorithms")
     operation = BACKWARD if flag("backward", backward) else ATTENTION
-    if lse and operation is BACKWARD:
+    if lse and backward:
         raise UsageError("lse", True, "False for a backward pass, which is given it")
     if isinstance(algorithms, str | Program):
         algorithms = [algorithms]
@@ -211,7 +211,7 @@ def compare(
     problem = problem_of(q, k, v, **masks)
     reference = reference_of(problem, {"q": q, "k": k, "v": v})
     targets = names(problem, operation) if named is None else named
-    if operation is BACKWARD:
+    if backward:
         rows = _gradients(targets, problem, {"q": q, "k": k, "v": v}, reference, wrap, asked, where)
         return Comparison(problem=problem, device=where, tile=asked, lse=False, rows=tuple(rows))
     rows: list[Row] = []

@@ -8,8 +8,14 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.operations.cascade import alike
 from simulator.problem import Problem, Tile
-from simulator.programs.cascade import own_splits, parts, parts_seen, splits, sram_bytes, uneven, warps
+from simulator.programs.cascade import STAGES, own_splits, parts, parts_seen, splits, uneven, warps
 from simulator.programs.flash_decoding import Splits
+
+
+def sram_bytes(problem: Problem, tile: Tile) -> int:
+    """SRAM per block: its queries, and two tiles of K and of V."""
+    d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
+    return (padded(tile.rows) * d + STAGES * padded(tile.cols) * (d + dv)) * problem.itemsize
 
 
 def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

@@ -6,8 +6,13 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
 from simulator.problem import Problem, Tile
-from simulator.programs.flash1_backward import sram_bytes
 from simulator.programs.flash2_backward import warp_grid
+
+
+def sram_bytes(problem: Problem, tile: Tile) -> int:
+    """SRAM bytes per block: K_j and V_j, Q_i, dO_i and O_i, P and dS, and D."""
+    d, dv, rows, cols = padded(problem.head_dim), padded(problem.head_dim_v), padded(tile.rows), padded(tile.cols)
+    return (cols * (d + dv) + rows * (d + 2 * dv) + 2 * cols * rows) * problem.itemsize + 4 * rows
 
 
 def flash1_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

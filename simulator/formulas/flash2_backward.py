@@ -9,7 +9,13 @@ from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
 from simulator.formulas.walk import Walk, walk
 from simulator.problem import Problem, Tile, round_up
-from simulator.programs.flash2_backward import SINK_ROWS, sram_bytes, warp_grid
+from simulator.programs.flash2_backward import SINK_ROWS, warp_grid
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int = 1) -> int:
+    """SRAM bytes per block: K_j and V_j, the stages of Q_i and dO_i, and P and dS."""
+    d, dv, rows, cols = padded(problem.head_dim), padded(problem.head_dim_v), padded(tile.rows), padded(tile.cols)
+    return ((cols + stages * rows) * (d + dv) + 2 * cols * rows) * problem.itemsize
 
 
 def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

@@ -11,7 +11,14 @@ from simulator.formulas.mask import count_masked, count_packing
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
-from simulator.programs.flash3 import PANEL, backwards, sram_bytes
+from simulator.programs.flash3 import MBARRIERS, PANEL, backwards
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block: Q, the ring of K and V, the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    return (rows * d + stages * cols * (d + dv)) * problem.itemsize + 4 * MBARRIERS
 
 
 def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

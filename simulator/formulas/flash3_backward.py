@@ -13,7 +13,15 @@ from simulator.formulas.flash3 import count_counter
 from simulator.formulas.walk import Walk, walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash3_backward import PART_ROWS, listeners, sram_bytes, warpgroups, work_bytes
+from simulator.programs.flash3_backward import PART_ROWS, listeners, mbarriers, warpgroups, work_bytes
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int, *, in_turn: bool = False) -> int:
+    """SRAM bytes per block: K_j and V_j, the stages of Q_i and dO_i with LSE and D, two buffers of dS, the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    tiles = (cols + stages * rows) * (d + dv) + 2 * cols * round_up(tile.rows, PANEL)
+    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + mbarriers(problem, in_turn=in_turn))
 
 
 def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

@@ -9,8 +9,23 @@ from simulator.counts import Book, Spec
 from simulator.formulas.flash2_backward import count_delta, count_sinks
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
-from simulator.programs.flash3 import PANEL
-from simulator.programs.flash3_backward_wide import MESSAGE, held, queries, sram_of_keys, sram_of_queries
+from simulator.programs.flash3 import MBARRIERS, PANEL
+from simulator.programs.flash3_backward_wide import MESSAGE, held, queries, v_stages
+
+
+def sram_of_keys(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block for dK and dV: K_j and V_j, the stages of Q_i, dO_i, P, LSE and D, the mbarriers."""
+    d, dv, cols = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL), round_up(tile.cols, 16)
+    in_float32 = stages * cols * cols + 2 * round_up(stages * tile.cols, 16) + MBARRIERS
+    return (1 + stages) * cols * (d + dv) * problem.itemsize + 4 * in_float32
+
+
+def sram_of_queries(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block for dQ: Q_i and dO_i, the stages of K_j and V_j, the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    ring = cols * (stages * d + v_stages(problem, stages) * dv)
+    return (rows * (d + dv) + ring) * problem.itemsize + 4 * MBARRIERS
 
 
 def flash3_backward_wide(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

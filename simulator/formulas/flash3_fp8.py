@@ -9,8 +9,15 @@ from simulator.counts import Book, Spec
 from simulator.formulas.flash3 import count_draws
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
-from simulator.programs.flash3 import backwards
-from simulator.programs.flash3_fp8 import KEYS, ONES, PANEL, sram_bytes
+from simulator.programs.flash3 import MBARRIERS, backwards
+from simulator.programs.flash3_fp8 import KEYS, ONES, PANEL
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block: Q, the ring of K and of transposed V (whole panels of keys, and ones), the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    return rows * d + stages * (cols * d + (dv + ONES) * round_up(cols, PANEL)) + 4 * MBARRIERS
 
 
 def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

@@ -10,12 +10,18 @@ import numpy as np
 from simulator.config import WORK, Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.flash3 import count_counter
+from simulator.formulas.flash3 import sram_bytes as plain_sram_bytes
 from simulator.formulas.paged import entries
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import tiles_of_rows, walk, weighted_rows
 from simulator.problem import Problem, Tile, round_up
-from simulator.programs.flash3 import PANEL, backwards
-from simulator.programs.flash3_paged import TOLD, listeners, shares, sram_bytes
+from simulator.programs.flash3 import MBARRIERS, PANEL, backwards
+from simulator.programs.flash3_paged import TOLD, listeners, mbarriers, shares
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block: those of `flash3`, with room for the mbarriers of a third stage."""
+    return plain_sram_bytes(problem, tile, stages) + 4 * (mbarriers(stages) - MBARRIERS)
 
 
 def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

@@ -8,8 +8,20 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.dtypes import Array
 from simulator.problem import Problem, Tile
-from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, Splits, sram_bytes, told
+from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, Splits, told, told_words
 from simulator.programs.quantized import query_factors, query_parts
+
+
+def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
+    """SRAM per block: the queries of the units whose keys are on their way, the ring of K and V, what the warps have of a unit,
+    for those that merge, and with lengths the next units."""
+    d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
+    rows, cols = padded(tile.rows, FRAGMENT), padded(tile.cols)
+    queries, ring = (stages + 1) * rows * d * problem.itemsize, stages * cols * (d + dv) * problem.kv_itemsize
+    scales = stages * cols * [problem.k_scale, problem.v_scale].count("token")
+    scales += (stages + 1) * d * (problem.k_scale == "channel")
+    words = scales + warps * told_words(problem, stages)
+    return queries + ring + warps * rows * dv * 4 + (2 * warps + 1) * rows * 4 + words * 4
 
 
 def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

@@ -8,8 +8,17 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.flash_decoding import count_tree, tree_spec
 from simulator.problem import Problem, Tile
-from simulator.programs.mla import row_warps, splits, sram_bytes
+from simulator.programs.mla import row_warps, splits
 from simulator.programs.scores import distinct_heads
+
+STAGES = 2
+
+
+def sram_bytes(problem: Problem, tile: Tile, warps: int) -> int:
+    """SRAM per block: queries, two tiles of the latent cache, P, and a maximum and a sum per row of each warp."""
+    d, rows, cols = padded(problem.head_dim), padded(tile.rows), padded(tile.cols)
+    statistics = 2 * (warps // row_warps(tile)) * rows * 4
+    return (rows * d + STAGES * cols * d + rows * cols) * problem.itemsize + statistics
 
 
 def mla(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

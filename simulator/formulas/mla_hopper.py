@@ -9,8 +9,14 @@ from simulator.counts import Book, Spec
 from simulator.formulas.paged import count_look_ups
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
-from simulator.programs.mla_hopper import HALVES, MERGE_WARPS, merges, splits, sram_bytes
+from simulator.programs.mla_hopper import HALVES, MBARRIERS, MERGE_WARPS, STAGES, merges, splits
 from simulator.programs.scores import distinct_heads
+
+
+def sram_bytes(problem: Problem, tile: Tile) -> int:
+    """SRAM per block: queries, two tiles of the latent cache, P, a number per row, the mbarriers."""
+    d, rows, cols = padded(problem.head_dim), padded(tile.rows), padded(tile.cols)
+    return (rows * d + STAGES * cols * d + rows * cols) * problem.itemsize + 4 * rows + 4 * MBARRIERS
 
 
 def mla_hopper(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

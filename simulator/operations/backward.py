@@ -36,19 +36,30 @@ from simulator.dtypes import Array, numpy_dtype
 from simulator.operations.attention import ATTENTION, SCORE, UNIT, check_optional
 from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.operations.pairs import hidden_pairs
+from simulator.operations.problems import FEWER, GQA, SEQUENCES, Problems, Sizes, shaped
 from simulator.philox import kept_weights
-from simulator.problem import Problem, Tile
+from simulator.problem import FEATURES, Problem, Tile
+from simulator.support import Support
 
 ROUNDINGS = 1.2
 """By how many u a row may be off."""
 FLUSHED = 2.0**-126
 """The least normal float32, and the least normal bfloat16."""
+_GRADED: Problems = {
+    "dlse causal": {**FEWER, "causal": True, "dlse": True},
+    "sinks dlse causal": {**GQA, "causal": True, "dlse": True, "sinks": True},
+    "sinks sequences causal": {**SEQUENCES["sequences causal"], "sinks": True},
+    "soft-cap causal": {**GQA, "causal": True, "soft_cap": 5.0},
+}
+"""With gradients of the LSE and of sinks, where a backward pass knows them."""
 
 
 class Backward(Operation):
     """The gradients of attention. `out` and `lse` are the forward pass's outputs, in the dtypes that it returns."""
 
     name = "backward"
+    probes = "gradients"
+    products = (3, 2)  # S, dK and dQ; dP and dV
     # what some kinds of the forward's test, a running maximum and P relative to it, the backward pass doesn't have
     kinds: ClassVar[Mapping[str, str]] = {
         kind: said for kind, said in ATTENTION.kinds.items() if kind not in ("rising", "falling", "ahead")
@@ -102,6 +113,14 @@ class Backward(Operation):
             name="dsinks", axes=("sequences_of_lengths", "heads"), dtype="float32", when=lambda p: p.sinks and p.ragged
         ),
     )
+
+    def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
+        known = set(support.masks)
+        return {
+            **shaped(support, boxes),
+            **(SEQUENCES if "lengths" in known else {}),
+            **{label: sizes for label, sizes in _GRADED.items() if known.issuperset(set(sizes) & set(FEATURES))},
+        }
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         return ATTENTION.problem(arrays, **masks).replace(dlse="dlse" in arrays)

@@ -9,7 +9,7 @@ about own keys. As the prefix comes first, that is attention over both, unless a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,7 +19,9 @@ from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.operations.problems import SHORT, UNSEQUENCED, Problems, Sizes, crossed
 from simulator.problem import Problem, Tile
+from simulator.support import Support
 from simulator.tensors import Batches
 
 
@@ -100,6 +102,25 @@ _AXES = {
     "k_prefix": "(1, kv_heads, len_prefix, head_dim)",
     "v_prefix": "(1, kv_heads, len_prefix, head_dim)",
 }
+PREFIX = 128
+"""The length of a prefix where a person gives lengths alone."""
+_COUNTED: Problems = {
+    "a-query": {"batch": 9, "heads": 8, "len_q": 1, "len_kv": 300, "len_prefix": 2999, "head_dim": 128},
+    "some-queries": {"batch": 7, "heads": 8, "len_q": 5, "len_kv": 700, "len_prefix": 1024, "sinks": True},
+    "soft-cap": {"batch": 2, "heads": 8, "len_q": 2, "len_kv": 300, "len_prefix": 1024, "soft_cap": 5.0},
+    "wide-heads": {"batch": 3, "heads": 4, "len_q": 2, "len_kv": 99, "len_prefix": 600, "head_dim": 256},
+    "odd-rows": {"batch": 3, "heads": 6, "len_q": 1, "len_kv": 0, "len_prefix": 799, "head_dim": 40},
+    "no-prefix": {"batch": 3, "heads": 2, "len_q": 3, "len_kv": 600, "len_prefix": 0},
+    "window": {"batch": 7, "heads": 8, "len_q": 3, "len_kv": 90, "len_prefix": 4500, "window": (900, 1)},
+    "own-lengths": {
+        "batch": 5, "heads": 8, "lengths": [(2, n) for n in (700, 0, 1, 513, 90)], "len_kv": 1100, "len_prefix": 2999,
+    },
+    "own-lengths window": {
+        "batch": 40, "heads": 8, "lengths": [(1, 37 * n) for n in range(40)], "len_prefix": 2999, "window": (800, 0),
+    },
+}  # fmt: skip
+"""Requests with a prefix in several chunks, for one tile of rows and for two."""
+_SMALL: Sizes = {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 3, "head_dim": 64}
 
 
 class CascadeAttention(Operation):
@@ -107,6 +128,7 @@ class CascadeAttention(Operation):
 
     name = "attention with a shared prefix"
     shares_prefix = True
+    probes = "prefix"
     kinds: ClassVar[Mapping[str, str]] = ATTENTION.kinds
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "one request": {"heads": 2, "len_q": 1, "len_kv": 40, "len_prefix": 200},
@@ -146,6 +168,13 @@ class CascadeAttention(Operation):
     shown: ClassVar[Mapping[str, Any]] = {
         "batch": 4, "lengths": [(1, 32), (1, 48), (1, 16), (1, 40)], "len_prefix": 96, "tile": "16x16",
     }  # fmt: skip
+    sanitized: ClassVar[Problems] = {
+        **UNSEQUENCED,
+        "chunks, causal": {**_SMALL, "len_kv": 70, "len_prefix": 2100, "causal": True},
+        "no prefix, sinks": {**_SMALL, "len_kv": 600, "len_prefix": 0, "sinks": True},
+        "no own keys": {**_SMALL, "len_kv": 0, "len_prefix": 99},
+        "own lengths, window": {**_SMALL, "len_q": None, "lengths": SHORT, "len_prefix": 2100, "window": (200, 0)},
+    }
     inputs = (
         ATTENTION.operand("q"),
         Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")),
@@ -157,6 +186,9 @@ class CascadeAttention(Operation):
         ATTENTION.operand("sinks"),
     )  # fmt: skip
     outputs = ATTENTION.outputs
+
+    def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
+        return crossed({name: {"head_dim": 64, "kv_heads": 2, **sizes} for name, sizes in _COUNTED.items()})
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         for name, axes in _AXES.items():
@@ -198,6 +230,9 @@ class CascadeAttention(Operation):
         if problem.page_size is not None or problem.ragged:
             return problem  # which is refused
         return problem if problem.len_prefix is not None else problem.replace(len_prefix=problem.len_kv)
+
+    def batched(self, lengths: Sequence[Any]) -> dict[str, Any]:
+        return {"batch": len(lengths), "len_prefix": PREFIX}
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q

@@ -16,7 +16,10 @@ from simulator.errors import Said, UsageError, array_in_words, dtype_name, unkno
 from simulator.fields import integer
 from simulator.memory import check_memory
 from simulator.names import DType
+from simulator.operations import problems
+from simulator.operations.problems import Problems
 from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
+from simulator.support import Support
 
 Arrays = Mapping[str, Array]
 """Arrays by the names of their operands."""
@@ -127,6 +130,8 @@ class Operation(ABC):
     """Do K and V lie in pages? Then a problem has a `page_size`, and else none."""
     shares_prefix: ClassVar[bool] = False
     """Do requests share their first keys? Then a problem has a `len_prefix`, and else none."""
+    products: ClassVar[tuple[int, int]] = (1, 1)
+    """Its matrix products over pairs of a query and a key: how many go over the columns of K, and how many over those of V."""
     kinds: ClassVar[Mapping[str, str]] = {"normal": "standard normal"}
     """The kinds of random numbers that `draw` knows: their names, and a description of each."""
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -140,6 +145,12 @@ class Operation(ABC):
         "head dim 128, a scale": {"heads": 1, "len_q": 65, "head_dim": 128, "scale": 0.3},
     }
     """Problems that verification runs, by description: what differs from one batch, one head and head dim 64."""
+    probes: ClassVar[str | Mapping[str, Callable[[Any, Problem, int], float | None]]] = {}
+    """The laws of its own that verification checks, by name: probes `(subject, problem, seed)`. Or the name of some in
+    `flashlab.verify.general.PROBES`."""
+    sanitized: ClassVar[Problems] = problems.SMALL
+    """Small problems that the sanitizers run, by description: of one batch where they don't say. An algorithm gets those that ask
+    only for what it knows."""
 
     shown: ClassVar[Mapping[str, Any]] = {}
     """Fields of a problem that shows step by step what the operation is for, where nobody asks for one. `tile` may be among them.
@@ -198,6 +209,24 @@ class Operation(ABC):
     def fitted(self, problem: Problem) -> Problem:
         """A plain problem as this operation has it: where K and V lie in pages, with pages."""
         return problem
+
+    def batched(self, lengths: Sequence[Any]) -> dict[str, Any]:
+        """What a problem of sequences of these lengths has where a person doesn't say it: of requests, their number."""
+        del lengths
+        return {}
+
+    def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, problems.Sizes]:
+        """The counter matrix of kernels with this `support`, in a dtype: the problems that counters are read for, by description.
+
+        `boxes`: TMA loads them.
+        """
+        known = support.masks
+        return {
+            **problems.shaped(support, boxes),
+            **(problems.EVEN if support.same_queries else problems.SEQUENCES if "lengths" in known else {}),
+            **problems.served(known, dtype, problems.SOME_QUERIES, problems.A_QUERY),
+            **(problems.MASKED if "mask" in known else {}),
+        }
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         """The error for a problem that is none of this operation's, or None. `by` is the algorithm's name."""

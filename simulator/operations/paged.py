@@ -9,7 +9,7 @@ Once gathered, the keys of a request are those of plain attention with a batch o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,9 @@ from simulator.operations.attention import ATTENTION, check_sinks
 from simulator.operations.caches import check_scales, dtypes_of, quantized, scale_fields, scales_of
 from simulator.operations.draws import random_optional
 from simulator.operations.operation import Arrays, Operand, Operation
+from simulator.operations.problems import SHORT, UNSEQUENCED, Problems, Sizes, crossed, served, shaped
 from simulator.problem import DTYPES, Problem, Tile
+from simulator.support import Support
 
 STRAY = 2**31 - 1
 """What `draw` fills the rest of a block table with: no page has this number."""
@@ -57,12 +59,33 @@ def _scale(**known: Any) -> Operand:
 
 _TOKENS = ("pages", "kv_heads", "page_size")
 
+_REQUESTS: Sizes = {
+    "head_dim": 64,
+    "heads": 8,
+    "kv_heads": 2,
+    "batch": 4,
+    "lengths": [(2, n) for n in (2999, 0, 1, 700)],
+}
+_PAGES: Problems = {
+    label: sizes
+    for n in (1, 16, 100)
+    for label, sizes in crossed({f"requests page {n}": {**_REQUESTS, "page_size": n}}).items()
+}
+_DRAFTS: Problems = {
+    "drafts": {**_REQUESTS, "lengths": [(7, n) for n in (2999, 0, 3, 519)], "page_size": 16, "drafts": True},
+    "32 drafts window": {
+        **_REQUESTS, "lengths": [(32, n) for n in (2999, 0, 20, 527)], "page_size": 100, "drafts": True, "window": (900, 0),
+    },
+}  # fmt: skip
+_SMALL: Sizes = {"heads": 4, "kv_heads": 2, "head_dim": 64, "causal": True, "page_size": 16}
+
 
 class PagedAttention(Operation):
     """The forward pass over pages."""
 
     name = "paged attention"
     in_pages = True
+    probes = "pages"
     plain: ClassVar[Operation] = ATTENTION
     """What each request is once its pages are gathered."""
     pools: ClassVar[tuple[str, ...]] = ("k", "v")
@@ -105,6 +128,11 @@ class PagedAttention(Operation):
     shown: ClassVar[Mapping[str, Any]] = {
         "batch": 2, "lengths": [(2, 250), (2, 90)], "page_size": 16, "pages": 28, "tile": "16x16",
     }  # fmt: skip
+    sanitized: ClassVar[Problems] = {
+        **UNSEQUENCED,
+        "requests": {**_SMALL, "batch": 5, "lengths": SHORT},
+        "drafts": {**_SMALL, "batch": 3, "lengths": [(20, n) for n in (520, 0, 7)], "causal": False, "drafts": True},
+    }
     inputs = (
         ATTENTION.operand("q"),
         Pool(name="k", axes=("pages", "kv_heads", "page_size", "head_dim"), dtype="kv"),
@@ -117,6 +145,15 @@ class PagedAttention(Operation):
         Operand(name="draft_mask", axes=("batch", "len_q"), dtype="uint32", when=lambda p: p.drafts, default=2**32 - 1),
     )
     outputs = ATTENTION.outputs
+
+    def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
+        request = _PAGES["requests page 16 causal"]
+        return {
+            **shaped(support, boxes),
+            **_PAGES,
+            **(_DRAFTS if "drafts" in support.masks else {}),
+            **served(support.masks, dtype, request, request),
+        }
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         named = {name: arrays[name] for name in ("q", "k", "v", "block_table")}
@@ -196,6 +233,9 @@ class PagedAttention(Operation):
 
     def fitted(self, problem: Problem) -> Problem:
         return problem if problem.page_size else problem.replace(page_size=PAGE_SIZE)
+
+    def batched(self, lengths: Sequence[Any]) -> dict[str, Any]:
+        return {"batch": len(lengths), "page_size": PAGE_SIZE}
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q

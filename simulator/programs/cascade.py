@@ -17,10 +17,8 @@ from math import inf
 import numpy as np
 
 from simulator.block import Rows
-from simulator.config import Config, features, padded
-from simulator.devices import Device
+from simulator.config import padded
 from simulator.dtypes import Array
-from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.operations.cascade import CASCADE, Sides, aligned, alike, first_keys
 from simulator.problem import WIDTH, Problem, Tile
@@ -35,14 +33,6 @@ partial results."""
 STAGES = 2
 ROWS = (16, 32, 64, 128)
 """The rows that a tile may have."""
-
-
-def accepts(tile: Tile, problem: Problem) -> str | None:
-    """None for a tile whose rows a block's warps share out, else what is accepted."""
-    most = 64 if padded(problem.head_dim) <= 128 else 32
-    if tile.rows in ROWS and tile.cols % 16 == 0 and SUFFIX_CHUNK % tile.cols == 0 and tile.cols <= most:
-        return None
-    return f"16, 32, 64 or 128 rows, and 16, 32 or 64 columns, up to {most} with this head dim"
 
 
 def rows_for(packed: int, most: int = ROWS[-1]) -> int:
@@ -172,42 +162,7 @@ def walk_of_parts(problem: Problem, tile: Tile, own: int) -> Callable[[int], ran
     return lambda i: range(begin[i], end[i])
 
 
-def sram_bytes(problem: Problem, tile: Tile) -> int:
-    """SRAM per block: its queries, and two tiles of K and of V."""
-    d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
-    return (padded(tile.rows) * d + STAGES * padded(tile.cols) * (d + dv)) * problem.itemsize
-
-
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """As many rows as all requests have queries and heads in a group, up to 128, or as SRAM has room for.
-
-    The columns follow the head dim alone: with others, a row would have other bits.
-    """
-    if tile is not None:
-        candidates = [Tile.parse(tile)]
-    else:
-        cols = 64 if padded(max(problem.head_dim, problem.head_dim_v)) <= 128 else 32
-        most = rows_for(problem.batch * problem.len_q * problem.queries_per_kv)
-        candidates = [Tile(rows, cols) for rows in reversed(ROWS) if rows <= most]
-    for chosen in candidates:
-        if sram_bytes(problem, chosen) <= device.sram_per_block:
-            prefix, suffix = splits(problem, chosen)
-            has = {"WINDOW": problem.left is not None, "LENGTHS": problem.lengths is not None}
-            constants = (
-                ("PREFIX_TILES", prefix.chunk),
-                ("PREFIX_WARP_ROWS", warp_rows(prefix)),
-                ("SUFFIX_ROWS", suffix.tile.rows),
-                ("SUFFIX_TILES", suffix.chunk),
-                ("SUFFIX_WARP_ROWS", warp_rows(suffix)),
-                *features(problem),
-                *((name, 1) for name, asked in has.items() if asked),
-            )
-            return Config(tile=chosen, warps=warps(prefix), stages=STAGES, constants=constants)
-    needed = sram_bytes(problem, candidates[-1])
-    raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
-
-
-@program(configure=configure, operation=CASCADE)
+@program(operation=CASCADE)
 def cascade(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, k_prefix: HbmTensor, v_prefix: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, ...]:  # fmt: skip
@@ -309,33 +264,3 @@ def cascade(
             block.step("store_lse")
             block.store(outputs[1], m_i + block.log(l_i), block.i, 1)
     return outputs
-
-
-_PART = {
-    "load_q": "Fetch the queries of all heads that share this KV head, of many requests: they are rows of one tile.",
-    "load_k": "Fetch the next tile of the prefix's keys, a tile ahead. It is fetched once for all of these rows.",
-    "load_v": "Fetch the values of the same keys.",
-    "scores": "Multiply the queries by the keys. Each warp has 16 or 32 rows, and all keys.",
-    "mask": "Set the scores beyond the last key to −∞, so that their exponential is 0.",
-    "softmax": "The new row maximum m, and P = exp(S − m).",
-    "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α.",
-    "output": "Weigh the values with P, and add them to the accumulator.",
-    "store_part": "Divide by ℓ, and write what this chunk says of each row to HBM: an output and its log-sum-exp.",
-}
-ABOUT = {
-    "cascade_prefix": _PART,
-    "cascade_suffix": _PART
-    | {
-        "load_q": "Fetch the queries of all heads that share this KV head, of one request.",
-        "load_k": "Fetch the next tile of this request's own keys, a tile ahead.",
-        "mask": "Set the scores that the mask hides to −∞. A causal mask is about these keys alone.",
-    },
-    "cascade_merge": {
-        "load_part": "Fetch a row's next partial result and its log-sum-exp: the prefix's first, in their order.",
-        "merge": "Weigh what there is and what comes by their log-sum-exps. One of −∞ saw no key, and changes nothing.",
-        "normalize": "A sink joins here, once. Then divide by the sum of the weights.",
-        "store_o": "Write the finished row of the output to HBM.",
-        "store_lse": "Write the row's log-sum-exp to HBM.",
-    },
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from simulator.config import Config, choose, padded, warps_for
-from simulator.devices import Device
+from simulator.config import padded
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
@@ -15,19 +14,7 @@ CHUNK = 64
 """How many columns of O the warps sum up at a time. Their partial results must fit into SRAM beside K, V and Q."""
 
 
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The kernel's configuration: the largest of a few tiles that fits the block's SRAM."""
-
-    def sram(t: Tile) -> int:
-        d, dv, w = padded(problem.head_dim), padded(problem.head_dim_v), warps_for(t.cols)
-        br, bc = padded(t.rows), padded(t.cols)
-        return (bc * (d + dv) + br * d) * problem.itemsize + w * br * (min(dv, CHUNK) + 2) * 4 + br * 8
-
-    chosen = choose(((64, 64), (32, 64), (16, 64), (16, 32), (16, 16)), tile, device, sram)
-    return Config(tile=chosen, warps=warps_for(chosen.cols))
-
-
-@program(configure=configure)
+@program
 def flash1(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor | None]:
@@ -95,22 +82,3 @@ def flash1(
                     o_i = block.get(a) * o_i + block.get(b) * block.get(partial)
                     block.store(out if j == last else o, o_i, i, tile.rows, chunk, CHUNK)
     return out, lse
-
-
-ABOUT = {
-    "flash1": {
-        "init": "Set O and ℓ to 0 and m to −∞ in HBM: there, between two key tiles, this algorithm keeps them.",
-        "load_k": "Outer loop: fetch the next tile of keys. All queries pass by before it leaves SRAM.",
-        "load_v": "Fetch the values of the same keys.",
-        "load_q": "Inner loop: fetch a tile of queries. It will be fetched again for every other key tile.",
-        "scores": "Multiply the query tile by the transposed key tile: one tile of S, each query's scores for these keys.",
-        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
-        "row_max": "Each warp has some of the keys only, so the warps' row maxima meet in SRAM.",
-        "exp": "Exponentials, with this tile's own maximum subtracted.",
-        "row_sum": "The warps' partial row sums meet in SRAM, too.",
-        "stats": "Fetch the running m and ℓ, merge this tile's into them, and write them back to HBM.",
-        "output": "Multiply P by the values. Each warp has a part of the keys, so their partial results meet in SRAM.",
-        "update_o": "Fetch the rows of O from HBM, rescale them, add this tile's part, and write them back.",
-    },
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from simulator.config import Config, choose, features, padded
-from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
@@ -16,22 +12,7 @@ from simulator.programs.scores import less_dlse
 from simulator.tensors import HbmTensor
 
 
-def sram_bytes(problem: Problem, tile: Tile) -> int:
-    """SRAM bytes per block: K_j and V_j, Q_i, dO_i and O_i, P and dS, and D."""
-    d, dv, rows, cols = padded(problem.head_dim), padded(problem.head_dim_v), padded(tile.rows), padded(tile.cols)
-    return (cols * (d + dv) + rows * (d + 2 * dv) + 2 * cols * rows) * problem.itemsize + 4 * rows
-
-
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The first tile that fits the block's SRAM, of those whose dK, dV, S and dP fit the registers of the warps."""
-    d, half = padded(max(problem.head_dim, problem.head_dim_v)), problem.itemsize == 2
-    candidates = [(64, 64)] if half or d <= 128 else []
-    chosen = choose([*candidates, (32, 32), (32, 16), (16, 16)], tile, device, partial(sram_bytes, problem))
-    along, across = warp_grid(problem, chosen)
-    return Config(tile=chosen, warps=along * across, constants=(("KEY_WARPS", along), *features(problem)))
-
-
-@program(configure=configure, operation=BACKWARD)
+@program(operation=BACKWARD)
 def flash1_backward(
     m: Machine,
     q: HbmTensor,
@@ -106,25 +87,3 @@ def flash1_backward(
             block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
             block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
     return dq, dk, dv
-
-
-ABOUT = {
-    "flash1_backward": {
-        "init": "Set dQ, dK and dV to 0 in HBM. dQ stays there, in float32, between two key tiles.",
-        "load_kv": "Outer loop: fetch the next tile of keys and their values. All queries pass by before it leaves SRAM.",
-        "load_q": "Inner loop: fetch a tile of queries and their LSE. They will be fetched again for every other key tile.",
-        "load_do": "Fetch dO and O of the same queries.",
-        "delta": "D, one number for each query: the sum of dO times O along its row. It is computed anew for every key tile.",
-        "scores": "Multiply the keys by the queries: the tile of S again, transposed. The forward pass threw it away.",
-        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0. Hidden tiles are walked, too.",
-        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed. Rounded, it goes to SRAM for other warps.",
-        "dp": "dP = V dOᵀ: how the loss depends on each probability.",
-        "ds": "dS = P (dP − D): the derivative of the softmax. It goes to SRAM, too.",
-        "dv": "dV of these keys gains Pᵀ dO.",
-        "dk": "dK of these keys gains dSᵀ Q.",
-        "dq": "dS K is what these keys add to dQ of these queries.",
-        "update_dq": "Fetch the rows of dQ from HBM, add this tile's part, and write them back.",
-        "store_dkv": "Write dK, times the scale, and dV of these keys to HBM.",
-    },
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

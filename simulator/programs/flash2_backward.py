@@ -10,8 +10,7 @@ from functools import partial
 from math import gcd, inf
 
 from simulator.block import Block
-from simulator.config import Config, choose, features, heads_that_share_the_l2, padded, warps_for
-from simulator.devices import Device
+from simulator.config import padded, warps_for
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, Walk, round_up
@@ -32,36 +31,6 @@ def warp_grid(problem: Problem, tile: Tile) -> tuple[int, int]:
     """
     rows, narrowest = padded(tile.rows), padded(min(problem.head_dim, problem.head_dim_v))
     return warps_for(gcd(rows, padded(tile.cols))), 2 if rows % 32 == 0 and narrowest >= 32 else 1
-
-
-def sram_bytes(problem: Problem, tile: Tile, stages: int = 1) -> int:
-    """SRAM bytes per block: K_j and V_j, the stages of Q_i and dO_i, and P and dS."""
-    d, dv, rows, cols = padded(problem.head_dim), padded(problem.head_dim_v), padded(tile.rows), padded(tile.cols)
-    return ((cols + stages * rows) * (d + dv) + 2 * cols * rows) * problem.itemsize
-
-
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The first tile that fits the block's SRAM, of those whose dK, dV, S and dP fit the registers of the warps.
-
-    In 16 bits Q and dO are double-buffered where that fits. Up to head dim 64 a tile has 128 queries there: a warp then reads
-    fewer fragments from SRAM for each product.
-    """
-    d = padded(max(problem.head_dim, problem.head_dim_v))
-    half = problem.itemsize == 2
-    if half:
-        candidates = [tile for tile, widest in (((128, 128), 64), ((64, 128), 128), ((64, 64), 256)) if d <= widest]
-    else:
-        candidates = [(64, 64)] if d <= 128 else []
-    chosen = choose([*candidates, (32, 32), (32, 16), (16, 16)], tile, device, partial(sram_bytes, problem))
-    twice = half and device.compute_capability >= (8, 0) and sram_bytes(problem, chosen, 2) <= device.sram_per_block
-    along, across = warp_grid(problem, chosen)
-    return Config(
-        tile=chosen,
-        warps=along * across,
-        stages=2 if twice else 1,
-        heads_together=heads_that_share_the_l2(problem, device),
-        constants=(("KEY_WARPS", along), *features(problem)),
-    )
 
 
 def prepare(
@@ -121,7 +90,7 @@ def sink_gradient(name: str, m: Machine, lse: HbmTensor, delta: HbmTensor, probl
     return (dsinks,)
 
 
-@program(configure=configure, operation=BACKWARD)
+@program(operation=BACKWARD)
 def flash2_backward(
     m: Machine,
     q: HbmTensor,
@@ -226,38 +195,3 @@ def backward(
         block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
     convert("flash2_backward", m, dq_sum, dq, problem, tile.rows)
     return dq, dk, dv, *sink_gradient("flash2_backward", m, lse, delta, problem)
-
-
-_DELTA = {
-    "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
-    "zero_dq": "Set the float32 sum of dQ to 0 in HBM: atomics will add to it.",
-}
-_SINKS = {
-    "dsinks": "The gradient of a head's sink, which is a key whose value is 0: the sum of −P D, with P = exp(sink − LSE)."
-}
-_CONVERT = {"convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype."}
-
-
-def about(name: str, main: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The player's words for the launches of an algorithm whose main launch adds up dQ by atomics."""
-    return {f"{name}_delta": _DELTA, name: main, f"{name}_convert": _CONVERT, f"{name}_sinks": _SINKS}
-
-
-ABOUT = about(
-    "flash2_backward",
-    {
-        "load_kv": "Fetch a tile of keys and their values once. Their gradients never leave the registers.",
-        "load_q": "Fetch the next tile of queries that see any of these keys, and their LSE.",
-        "load_do": "Fetch dO of the same queries, and their D.",
-        "scores": "Multiply the keys by the queries: the tile of S again, transposed. The forward pass threw it away.",
-        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
-        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed. Rounded, it goes to SRAM for other warps.",
-        "dp": "dP = V dOᵀ: how the loss depends on each probability.",
-        "ds": "dS = P (dP − D): the derivative of the softmax, with P as it was before it was rounded. It goes to SRAM, too.",
-        "dv": "dV of these keys gains Pᵀ dO.",
-        "dk": "dK of these keys gains dSᵀ Q.",
-        "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
-        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
-    },
-)
-"""What each step of each launch is for, in a sentence or two: the player's words."""

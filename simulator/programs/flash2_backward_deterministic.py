@@ -51,7 +51,7 @@ class Drawn(InTurn):
         block.fetch(self.number, block.i, 1, warps=block.warps)
 
 
-@program(configure=unordered.configure, operation=BACKWARD)
+@program(operation=BACKWARD)
 def flash2_backward_deterministic(
     m: Machine,
     q: HbmTensor,
@@ -69,14 +69,3 @@ def flash2_backward_deterministic(
     key tiles, of a ragged batch one per KV head and sequence.
     """
     return unordered.backward("flash2_backward_deterministic", m, q, k, v, out, lse, dout, problem, tile, order=Drawn)
-
-
-_MAIN = {
-    "draw": "Draw the next key tile of the KV head (or of a sequence there) from a counter. Whoever has a lower number has begun.",
-    **unordered.ABOUT["flash2_backward"],
-    "dq": "dS K belongs to dQ of these queries. Wait until the key tiles before have added theirs, add this one, and count up.",
-}
-ABOUT = {name: steps for name, steps in unordered.ABOUT.items() if name != "flash2_backward"} | {
-    "flash2_backward_deterministic": _MAIN
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
-from simulator.config import Config, heads_that_share_the_l2, padded, warps_for
-from simulator.devices import Device
-from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
@@ -14,44 +9,7 @@ from simulator.programs.flash2 import flash2
 from simulator.tensors import HbmTensor
 
 
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """Tile, warps and stages, which Triton's compiler is told.
-
-    Each warp has 16 rows. In 16 bits four of them are a warpgroup of Hopper, which multiplies; in float32, which no
-    tensor core multiplies, a warp has 8. The default tile is the largest whose registers don't spill, with as many
-    stages of K and V as fit.
-    """
-    d, dv, half = power_of_two(problem.head_dim), power_of_two(problem.head_dim_v), problem.itemsize == 2
-    hopper = device.compute_capability == (9, 0)
-    if not half:
-        default = Tile(64, max(16, min(64, 4096 // d)))
-    elif d <= 64 and hopper:
-        default = Tile(128, 128)
-    else:
-        default = Tile(128, 64)
-    tiles = [default, Tile(64, 32), Tile(16, 16)] if tile is None else [Tile.parse(tile)]
-    needed, most = 0, device.sram_per_block
-    for chosen, stages in [*product(tiles, (3, 2)), (tiles[-1], 1)]:
-        rows, cols = padded(chosen.rows), padded(chosen.cols)
-        needed = (rows * d + stages * cols * (d + dv)) * problem.itemsize
-        if needed <= most:
-            warps = warps_for(rows if half else 2 * rows, 8)
-            return Config(
-                tile=chosen,
-                warps=warps,
-                stages=stages,
-                consumers=warps // 4 if half and hopper else 0,
-                heads_together=heads_that_share_the_l2(problem, device),
-            )
-    raise SramOverflow("tile", str(tiles[-1]), needed=needed, limit=most, device=device.name)
-
-
-def power_of_two(n: int) -> int:
-    """The columns of Triton's tiles for a head dim: a power of two, from 16 on."""
-    return max(16, 1 << (n - 1).bit_length())
-
-
-@program(configure=configure)
+@program
 def flash2_triton(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor]:

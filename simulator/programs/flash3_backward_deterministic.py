@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from simulator.block import Block
-from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, Walk
@@ -16,16 +15,8 @@ from simulator.program import program
 from simulator.programs import flash3_backward as unordered
 from simulator.programs.dropout import of_kept
 from simulator.programs.flash2_backward import prepare
-from simulator.programs.flash3 import PANEL, triangular
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
-
-FEW = 10
-"""Under a causal mask so many key tiles of a head cost no time by their turns, about."""
-LATE = 1.5
-"""Without a mask, so many visits of an SM for each pair of a head's key tiles are enough, about."""
-LATE_NARROW = 6
-"""The same at head dims up to 64."""
 
 
 class InTurn(unordered.Turns):
@@ -89,32 +80,7 @@ class InTurn(unordered.Turns):
         return j == seen[0], j == seen[-1]
 
 
-configure = partial(unordered.configure, in_turn=True)
-
-
-def pays(problem: Problem, device: Device) -> bool:
-    """Is it faster than `flash3_backward`, which sets the sums to 0 first and rounds them in a launch of its own?
-
-    What those launches cost is the smaller a share, the more key tiles a head has. And the last key tile of a head is the later,
-    the more there are before it. So without a mask, the square of their number counts, beside all visits of query tiles that an
-    SM makes. (They count less at narrow heads, whose blocks are persistent in `flash3_backward`.) Under a causal mask, few key
-    tiles cost next to nothing.
-
-    >>> from simulator import DEVICES
-    >>> p = Problem(batch=16, heads=16, len_q=1024, head_dim=128, dtype="bfloat16")
-    >>> [pays(p.replace(batch=n, causal=causal), DEVICES["h200"]) for causal in (False, True) for n in (16, 4)]
-    [True, False, True, True]
-    """
-    p, tile = problem, unordered.choose_tile(problem)
-    tiles = p.key_tiles(tile)
-    if triangular(p):
-        return tiles <= FEW
-    visits = p.batch * p.heads * p.row_tiles(tile) * tiles / device.sms
-    enough = (LATE_NARROW if p.head_dim <= PANEL else LATE) * tiles**2
-    return p.left is None and p.right is None and p.queries_per_kv == 1 and visits >= enough
-
-
-@program(configure=configure, operation=BACKWARD)
+@program(operation=BACKWARD)
 def flash3_backward_deterministic(
     m: Machine,
     q: HbmTensor,
@@ -133,19 +99,3 @@ def flash3_backward_deterministic(
     it to 0. The last one reads the sum, adds its part and writes dQ, so no launch rounds the sums.
     """
     return unordered.backward("flash3_backward", m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
-
-
-ABOUT = {
-    "flash3_backward_delta": {
-        **unordered.ABOUT["flash3_backward_delta"],
-        "zero_dq": "Say which key tile adds to dQ first. dQ of queries that see no key is 0.",
-    },
-    "flash3_backward": {
-        **unordered.ABOUT["flash3_backward"],
-        "load_kv": "Draw the next key tile: whoever has a lower number has begun. TMA brings its keys and their values.",
-        "dq": "dS K belongs to dQ of these queries. Wait for the key tiles before. The first one writes its part, others add "
-        "theirs, and the last one adds its part to what it reads, and writes dQ.",
-    },
-    **{name: unordered.ABOUT[name] for name in ("flash3_backward_parts", "flash3_backward_sinks")},
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

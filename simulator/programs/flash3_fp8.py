@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import inf, log
 
-from simulator.config import Config, features, heads_that_share_the_l2
-from simulator.devices import Device
 from simulator.machine import Machine
-from simulator.problem import FP8, Problem, Tile, round_up
+from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
-from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, counter, draw, order
+from simulator.programs.flash3 import MBARRIERS, backwards, counter, draw
 from simulator.tensors import HbmTensor
 
 PANEL = 128
 """Columns of a box: 128 bytes, the widest row that TMA swizzles."""
 KEYS = 128
 """How many rows of V a block transposes."""
-TILE = Tile(128, 128)
-"""The default tile: how many rows of Q share a scale, and how many keys."""
-TILES = (TILE, Tile(128, 64), Tile(64, 64))
-"""The tiles that the kernel may be compiled for."""
 ONES = 8
 """Rows of ones behind each tile of transposed V. The tensor cores take no fewer."""
 LARGEST_P = 32.0
 """What P, at most 1, is multiplied by: e4m3 reaches from 2^-9 to 448, and the kernel's m may lag behind the maximum."""
-
-
-def accepts(tile: Tile, problem: Problem) -> str | None:
-    """None for a tile that the kernel may be compiled for, else those that it may."""
-    del problem
-    return None if tile in TILES else f"one of {', '.join(map(str, TILES))} for {FP8}"
-
-
-def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
-    """SRAM bytes per block: Q, the ring of K and of transposed V (whole panels of keys, and ones), the mbarriers."""
-    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
-    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
-    return rows * d + stages * (cols * d + (dv + ONES) * round_up(cols, PANEL)) + 4 * MBARRIERS
-
-
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The configuration of `flash3`, with one default tile for all problems."""
-    rung = configure_rung(problem, device, tile, TILE, sram=sram_bytes)
-    together = heads_that_share_the_l2(problem, device)
-    return replace(rung, heads_together=together, constants=features(problem), **order(problem))
 
 
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
@@ -68,7 +41,7 @@ def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
     return v_t
 
 
-@program(configure=configure)
+@program
 def flash3_fp8(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor]:
@@ -135,26 +108,3 @@ def flash3_fp8(
         block.step("store_lse")
         block.store(lse, logsumexp, i, tile.rows)
     return out, lse
-
-
-ABOUT = {
-    "flash3_fp8_transpose": {
-        "fetch_v": "Fetch a tile of values: the tensor cores want 8-bit operands along the summed dimension, so V is transposed.",
-        "transpose": "Turn the tile through SRAM: keys become columns.",
-        "store_v": "Write the transposed tile to HBM, for the next launch to read.",
-    },
-    "flash3_fp8": {
-        "load_q": "TMA brings this block's queries, one byte an element, and each warp asks for their scale.",
-        "load_k": "TMA brings the next tile of keys, from the last to the first; each warp asks for its scale.",
-        "scores": "Each warpgroup multiplies its 64 queries by the transposed key tile, straight from SRAM: one tile of S.",
-        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
-        "softmax": "The new row maximum m, and P = 32 exp(S − m), in e4m3's range. Nothing is divided yet.",
-        "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α = exp(m_old − m_new).",
-        "load_v": "TMA brings the transposed values of the same keys; rows of ones lie behind them.",
-        "output": "Weigh the values with P; the ones behind V sum up P for ℓ. Each key tile's product joins O in float32.",
-        "normalize": "After the last key tile, and only now, divide the accumulator by ℓ.",
-        "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
-        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
-    },
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -11,23 +11,18 @@ from collections.abc import Sequence
 from math import inf
 
 from simulator.block import Block
-from simulator.config import Config, features, padded
-from simulator.devices import Device
-from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.operations.latent import LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash_decoding import Part, Splits, passes
-from simulator.programs.mla import ABOUT as MLA
+from simulator.programs.flash_decoding import Part, Splits
 from simulator.programs.scores import join_sink, of_packed_heads, soft_cap
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
 CHUNK = 1024
 """Keys of a chunk, whatever the tile is."""
-TILE = Tile(64, 64)
 STAGES = 2
 WARPS = 16
 MBARRIERS = 48
@@ -36,8 +31,6 @@ HALVES = 2
 """Warpgroups that have the output, each half of its columns."""
 MERGE_WARPS = 4
 """Warps that add up a row, 128 columns each."""
-FEW = 4
-"""Chunks that such a warp asks for at once where no row has more. Else it asks for 16, which takes registers."""
 
 
 def splits(problem: Problem, tile: Tile) -> Splits:
@@ -50,41 +43,7 @@ def merges(problem: Problem, tile: Tile) -> bool:
     return problem.apart or problem.len_kv > splits(problem, tile).chunk * tile.cols
 
 
-def accepts(tile: Tile, problem: Problem) -> str | None:
-    """None for the tile that the warpgroups' registers are shared out for, else what is accepted."""
-    del problem
-    return None if tile == TILE else "64x64: registers and SRAM are shared out for this tile"
-
-
-def sram_bytes(problem: Problem, tile: Tile) -> int:
-    """SRAM per block: queries, two tiles of the latent cache, P, a number per row, the mbarriers."""
-    d, rows, cols = padded(problem.head_dim), padded(tile.rows), padded(tile.cols)
-    return (rows * d + STAGES * cols * d + rows * cols) * problem.itemsize + 4 * rows + 4 * MBARRIERS
-
-
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """64 rows and 64 keys. (Smaller tiles are a last resort for small GPUs, where the kernel doesn't run anyway.)"""
-    candidates = [TILE, Tile(32, 32), Tile(16, 16)] if tile is None else [Tile.parse(tile)]
-    for chosen in candidates:
-        needed = sram_bytes(problem, chosen)
-        if needed <= device.sram_per_block:
-            s = splits(problem.padded, chosen)
-            constants = (
-                ("RUN", 1),
-                ("TILES_PER_CHUNK", s.chunk),
-                ("VALUE_DIM", problem.head_dim_v),
-                *([("FEW_CHUNKS", 1)] if s.runs <= FEW else []),
-                *features(problem),
-            )
-            return Config(
-                tile=chosen, warps=WARPS, stages=STAGES, consumers=HALVES, blocks_per_sm=1, persistent=True,
-                walks=passes(problem, 1) * WARPS if problem.apart else 0, constants=constants,
-            )  # fmt: skip
-    needed = sram_bytes(problem, candidates[-1])
-    raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
-
-
-@program(configure=configure, operation=LATENT)
+@program(operation=LATENT)
 def mla_hopper(m: Machine, q: HbmTensor, latent: HbmTensor, problem: Problem, tile: Tile) -> tuple[HbmTensor, ...]:
     """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), on Hopper: see `attend`."""
     return attend(m, "mla_hopper", q, latent, problem, tile, panel=PANEL)
@@ -216,26 +175,3 @@ def finish(
     if len(outputs) > 1:
         block.step("store_lse")
         block.store(outputs[1], m_i + block.log(l_i), block.i, rows)
-
-
-ABOUT = {
-    "mla_hopper": {
-        "load_q": "The scores' warpgroup fetches the queries of up to 64 heads: rows of one tile, which share the latent rows.",
-        "load_latent": "TMA brings the next tile of latent rows: once, as K and as V. It comes in five sets of columns.",
-        "scores": "One warpgroup multiplies the queries by all 576 columns, while others still have the tile before.",
-        "mask": MLA["mla"]["mask"],
-        "softmax": "The row maximum m, and P = exp(S − m). P and α = exp(m_old − m_new) go to the output's warpgroups by SRAM.",
-        "rescale": "Where the maximum rose, what was summed up before shrinks: the accumulator times α.",
-        "output": "Two warpgroups weigh the first 512 columns of the same tile with P, half of the columns each.",
-        "share_sum": "The scores' warpgroup tells the others ℓ.",
-        "store_partial": "Other blocks have other keys of these rows: what this one has goes to HBM.",
-        "store_o": MLA["mla"]["store_o"],
-        "store_lse": MLA["mla"]["store_lse"],
-    },
-    "mla_hopper_merge": {
-        "merge": "Fetch what all chunks have of a row, and add it up, each weighed with exp(m − the largest m).",
-        "store_o": MLA["mla"]["store_o"],
-        "store_lse": MLA["mla"]["store_lse"],
-    },
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from simulator.config import Config
-from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.latent import PAGED_LATENT
 from simulator.problem import Problem, Tile
@@ -14,13 +10,7 @@ from simulator.programs import mla
 from simulator.tensors import HbmTensor
 
 
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """As mla's, so that its bits are the same."""
-    plain = mla.configure(problem, device, tile)
-    return replace(plain, constants=(*plain.constants, ("PAGED", 1)))
-
-
-@program(configure=configure, operation=PAGED_LATENT)
+@program(operation=PAGED_LATENT)
 def mla_paged(
     m: Machine, q: HbmTensor, latent: HbmTensor, block_table: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, ...]:
@@ -31,13 +21,3 @@ def mla_paged(
     so it knows which units of work there are, and takes every n-th. Each warp looks up the pages of the rows that it fetches.
     """
     return mla.attend(m, "mla_paged", q, m.paged(latent, block_table), problem, tile)
-
-
-ABOUT = {
-    "mla_paged": mla.ABOUT["mla"]
-    | {
-        "load_q": "Find the unit from the lengths of all requests. Fetch the queries of up to 64 heads.",
-        "load_latent": "Look the pages of the next tile's rows up, and fetch the rows. They are fetched once, as K and as V.",
-    }
-}
-"""What each step is for, in a sentence or two: the player's words."""

@@ -7,7 +7,7 @@ from math import inf
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.standard import COLS, ROWS, configure, three_launches
+from simulator.programs.standard import COLS, ROWS, three_launches
 from simulator.tensors import HbmTensor
 
 
@@ -31,19 +31,9 @@ def two_pass_softmax(m: Machine, s: HbmTensor, p: HbmTensor, lse: HbmTensor | No
             block.store(lse, row_max + block.log(row_sum), i, ROWS)
 
 
-@program(configure=configure)
+@program
 def online_softmax(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor | None]:
     """`standard` with the two-pass online softmax: S is read twice, not three times. Shapes as in `standard`."""
     return three_launches(two_pass_softmax, m, q, k, v, problem, tile)
-
-
-ABOUT = {
-    "online_softmax": {
-        "online_pass": "One pass over the rows of S finds maximum and sum together: a sum is rescaled when the maximum rises.",
-        "store_p": "Second pass: divide by the sum, and write P, the probabilities, to HBM.",
-        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
-    },
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -7,21 +7,14 @@ from __future__ import annotations
 
 from math import inf
 
-from simulator.config import Config
-from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.softmax import SOFTMAX
 from simulator.problem import Problem, Tile
-from simulator.program import configure_plainly, program
+from simulator.program import program
 from simulator.tensors import HbmTensor
 
 
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """One warp, which takes 128 elements at a time unless another tile is asked for."""
-    return configure_plainly(problem, device, (1, 128) if tile is None else tile)
-
-
-@program(configure=configure, operation=SOFTMAX)
+@program(operation=SOFTMAX)
 def softmax_naive(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Algorithm 1 of 1805.02867: no maximum is subtracted, so exp overflows above 88. 2 loads, 1 store per element."""
     out = m.output("out")
@@ -36,7 +29,7 @@ def softmax_naive(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hbm
     return out
 
 
-@program(configure=configure, operation=SOFTMAX)
+@program(operation=SOFTMAX)
 def softmax_safe(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Algorithm 2 of 1805.02867: maximum, sum, quotient. 3 loads, 1 store per element."""
     out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
@@ -55,7 +48,7 @@ def softmax_safe(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmT
     return out
 
 
-@program(configure=configure, operation=SOFTMAX)
+@program(operation=SOFTMAX)
 def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Algorithm 3 of 1805.02867: the sum is rescaled whenever the maximum rises. 2 loads, 1 store per element."""
     out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
@@ -73,7 +66,7 @@ def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hb
     return out
 
 
-@program(configure=configure, operation=SOFTMAX)
+@program(operation=SOFTMAX)
 def softmax_merge(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
     """Section 3.1 of 1805.02867: each tile finds its own (m, l), in any order, and then the pairs are merged.
 
@@ -100,28 +93,3 @@ def softmax_merge(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hbm
         x_j = block.fetch(x, 0, 1, block.j, tile.cols)
         block.store(out, block.exp(x_j - top) / total, 0, 1, block.j, tile.cols)
     return out
-
-
-ABOUT = {
-    "softmax_naive": {
-        "row_sum": "First pass over the row: the sum of exp(x). Over 88, exp overflows in float32.",
-        "store": "Second pass: exp(x) again, divided by the sum.",
-    },
-    "softmax_safe": {
-        "row_max": "First pass over the row: its maximum.",
-        "row_sum": "Second pass: the sum of exp(x − maximum), which cannot overflow.",
-        "store": "Third pass: exp(x − maximum) again, divided by the sum.",
-    },
-    "softmax_online": {
-        "online_pass": "One pass for both: whenever the maximum rises, the sum so far is rescaled to the new one.",
-        "store": "Second pass: exp(x − maximum), divided by the sum.",
-    },
-    "partial": {
-        "partial": "A tile finds its own maximum and sum, without any other tile, and writes the pair to HBM.",
-    },
-    "merge": {
-        "merge": "Fetch the pairs of all tiles and merge them, in any order: sums are rescaled to the common maximum.",
-        "store": "Divide this tile by the merged sum.",
-    },
-}
-"""What each step of each launch is for, in a sentence or two: the player's words."""

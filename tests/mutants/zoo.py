@@ -76,7 +76,9 @@ def mutated_program(mutant: Mutant) -> Iterator[Any]:
     name_of_real = mutant.file.removesuffix(".py").replace("/", ".")
     module = module_from(mutant.source, name_of_real)
     if "/programs/" in mutant.file:
-        yield getattr(module, mutant.algorithm)
+        program = getattr(module, mutant.algorithm)
+        program.configured(CATALOGUE[mutant.algorithm].program.configure)
+        yield program
         return
     owner_name, name = _changed_method((ROOT / mutant.file).read_text(encoding="utf-8"), mutant.source)
     machine = importlib.import_module(name_of_real)

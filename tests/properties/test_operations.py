@@ -1,7 +1,8 @@
 """The design's promise: an operation is one file, an algorithm its own files and a row; nothing else is edited.
 
 A toy operation (four inputs, one of them int32, one optional; two outputs, a workspace, two launches, its `.cu` beside this
-file) with a toy algorithm is counted, simulated, verified, traced, played, plotted, swept and emulated.
+file) with a toy algorithm is counted, simulated, verified, traced, played, plotted, swept and emulated. It is in the counter
+matrix and in the sanitizers' grid, and "auto" chooses it.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.measure import problems, sanitizers
 from flashlab.player.pack import document
+from flashlab.run import choose
+from flashlab.run.facade import called
+from flashlab.verify.bench import Failure
 from simulator import Problem, Tile
-from simulator.catalogue import Algorithm, Kernel
+from simulator.algorithm import Algorithm, Kernel
+from simulator.catalogue import with_kernels
 from simulator.config import Config
 from simulator.counts import Book, Spec
 from simulator.operations.operation import Operand, Operation
@@ -27,10 +34,20 @@ from simulator.support import Support
 ROWS = "batch", "heads", "len_q"
 
 
+def doubled(subject: Any, p: Problem, seed: int, by: int = 2) -> None:
+    """A law of the toy: twice x and y are twice the outputs, to the bit."""
+    arrays = TOY.draw(p, seed)
+    once, twice = (subject.run(p, arrays | {name: n * arrays[name] for name in "xy"}) for n in (1, 2))
+    for name, x in once.items():
+        if not np.array_equal(by * x, twice[name]):
+            raise Failure(f"{name} isn't linear")
+
+
 class Toy(Operation):
     """out = gain (x + y), total = count * rowsum(x + y)."""
 
     name = "toy"
+    probes: ClassVar[Any] = {"doubled": doubled}
     inputs = (
         Operand(name="x", axes=(*ROWS, "head_dim")),
         Operand(name="y", axes=(*ROWS, "head_dim")),
@@ -126,6 +143,7 @@ ROW = Algorithm(
     ),
     support=Support(dtypes=("float32",)),
     about={"toy_add": {"add": "Add the two."}},
+    rank=1,
 )
 P = Problem(batch=2, heads=3, len_q=75, head_dim=40, dtype="float32")
 
@@ -187,6 +205,14 @@ def test_it_is_verified(backend: str) -> None:
     report = fl.verify("toy", backend=backend)
     assert report.verdict == "passed", report.failed[:3]
     assert len(report.rows) >= 10
+    assert {"rule", "determinism", "doubled"} <= {row.check for row in report.rows}
+
+
+def test_a_broken_law_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeded bug: twice x and y would be thrice the outputs."""
+    monkeypatch.setattr(Toy, "probes", {"doubled": partial(doubled, by=3)})
+    report = fl.verify("toy", checks=["doubled"])
+    assert {row.status for row in report.rows} == {"failed"}
 
 
 def test_what_the_kernels_refuse_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +248,53 @@ def test_it_is_swept_and_plotted(tmp_path: Path) -> None:
     assert found.plot(path=tmp_path / "toy.png") is not None
     compared = fl.compare(P, algorithms=["toy"])
     assert set(compared.plot(tmp_path)) >= {"bytes"}
+
+
+def test_it_is_in_the_counter_matrix_and_in_the_sanitizers_grid() -> None:
+    for cases in (problems.matrix(with_kernels()), sanitizers.grid()):
+        mine = [case for case in cases if case.algorithm == "toy"]
+        assert len({case.problem for case in mine}) == len(mine) >= 4
+        assert {case.problem.dtype for case in mine} == {"float32"}
+        assert {case.problem.causal for case in mine} == {False, True}
+        assert not any(ROW.refuses(case.problem, fl.DEVICES["h100"]) or case.problem.sinks for case in mine)
+
+
+def test_the_operation_says_its_own_matrix_and_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {
+        "one row": {"heads": 1, "len_q": 1, "head_dim": 16},
+        "capped": {"heads": 1, "len_q": 1, "head_dim": 16, "soft_cap": 1.0},
+    }
+    monkeypatch.setattr(
+        Toy, "matrix", lambda self, support, dtype, *, boxes: {"one row": {"batch": 1, **own["one row"]}}
+    )
+    monkeypatch.setattr(Toy, "sanitized", own, raising=False)
+    assert [case.name for case in problems.matrix(["toy"])] == ["toy float32 one row 1×1×1×16"]
+    assert [case.name for case in sanitizers.grid(["toy"])] == ["toy float32 one row"]  # it knows no soft cap
+
+
+def test_auto_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest rank that takes the problem, where it pays."""
+    h100 = fl.DEVICES["h100"]
+    assert choose.fastest(TOY, P, h100) == choose.elsewhere("auto", TOY) == "toy"
+    short = replace(ROW, name="short", rank=2, pays=lambda p, device: p.len_q < 10)
+    monkeypatch.setitem(fl.CATALOGUE, "short", short)
+    assert [choose.fastest(TOY, p, h100) for p in (P, P.replace(len_q=9))] == ["toy", "short"]
+    summed = replace(ROW, name="summed", rank=3, atomics=("total",), support=Support(dtypes=("float32",), only=(9, 0)))
+    monkeypatch.setitem(fl.CATALOGUE, "summed", summed)
+    assert [choose.fastest(TOY, P, fl.DEVICES[name]) for name in ("h100", "a100-40")] == ["summed", "toy"]
+    assert choose.fastest(TOY, P, h100, one_order=True) == "short"  # there, speed isn't asked
+    for name in ("toy", "short", "summed"):
+        monkeypatch.setitem(fl.CATALOGUE, name, replace(fl.CATALOGUE[name], rank=0))
+    with pytest.raises(fl.UsageError, match="algorithm = 'auto': expected one of toy, short, summed"):
+        choose.check("auto", TOY)
+
+
+@pytest.mark.compiler
+def test_a_call_of_it_takes_auto() -> None:
+    arrays = TOY.draw(P, 7)
+    where: dict[str, Any] = {"algorithm": "auto", "tile": None, "backend": "emulator", "device": None}
+    out, total = called(TOY, dict(arrays), {}, **where)
+    assert right(arrays, {"out": out, "total": total})
 
 
 def test_bad_input_is_one_line() -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator import DEVICES, Problem, Tile
+from simulator.algorithms.flash3_backward import choose_parts
 from simulator.counts import Entry
 from simulator.operations.attention import ATTENTION
 from simulator.operations.backward import BACKWARD
-from simulator.programs.flash3_backward import choose_parts
 from simulator.ragged import places
 from tests.simulator.problems import ROOMY, SLOW, problems, tiles
 from tests.simulator.test_ragged import batches

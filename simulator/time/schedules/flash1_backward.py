@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.config import Config, padded
+from simulator.formulas.flash1_backward import sram_bytes
 from simulator.problem import Problem
-from simulator.programs.flash1_backward import sram_bytes
 from simulator.time.beside import vector
 from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.launch import Launch, Work, resident, rows_inside

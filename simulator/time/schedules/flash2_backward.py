@@ -12,9 +12,10 @@ from functools import partial
 from typing import NamedTuple
 
 from simulator.config import Config, padded
+from simulator.formulas.flash2_backward import sram_bytes
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile
-from simulator.programs.flash2_backward import SINK_ROWS, sram_bytes, warp_grid
+from simulator.programs.flash2_backward import SINK_ROWS, warp_grid
 from simulator.programs.flash3_backward import PART_ROWS
 from simulator.time.beside import compared, products, vector
 from simulator.time.engine import SM, Actor

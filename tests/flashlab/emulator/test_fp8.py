@@ -26,8 +26,8 @@ import pytest
 import flashlab as fl
 import kernels_cu
 from flashlab.measure import fp8
+from simulator.algorithms.flash3_fp8 import TILE
 from simulator.dtypes import Array
-from simulator.programs.flash3_fp8 import TILE
 from tests.flashlab.emulator.mutant import kept
 from tests.patches import patched
 from tests.tiers import one_of_each

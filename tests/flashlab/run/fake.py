@@ -25,7 +25,7 @@ import pytest
 import simulator
 from flashlab.run import abi, arrays, devices, facade, kernels, tritonc
 from flashlab.run import plan as plans
-from simulator.catalogue import Kernel as Row
+from simulator.algorithm import Kernel as Row
 from simulator.counts import Counts
 from simulator.dtypes import numpy_dtype
 

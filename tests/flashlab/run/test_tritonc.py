@@ -18,7 +18,7 @@ import pytest
 import flashlab as fl
 from flashlab.measure import workload
 from flashlab.run import abi, arrays, tritonc
-from simulator.programs.flash2_triton import power_of_two
+from simulator.algorithms.flash2_triton import power_of_two
 from tests.flashlab.run import fake
 from tests.flashlab.run.fake import FakeCupy
 from tests.tiers import one_of_each
