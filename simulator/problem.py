@@ -440,15 +440,15 @@ class Problem:
 
     @cached_property
     def different(self) -> dict[Self, int]:
-        """Its different `sequences`, the shortest first, and how many there are of each.
+        """Its different `sequences`, as they first come, and how many there are of each.
 
         >>> p = Problem(batch=1, heads=1, lengths=[5, 3, 5], head_dim=8, dtype="float16")
         >>> [(one.len_q, n) for one, n in p.different.items()]
-        [(3, 1), (5, 2)]
+        [(5, 2), (3, 1)]
         """
         if not self.apart:
             return {self: 1}
-        return {self.sequence(*pair): n for pair, n in sorted(Counter(self.pairs).items())}
+        return {self.sequence(*pair): n for pair, n in Counter(self.pairs).items()}
 
     def sequence(self, queries: int, keys: int) -> Self:
         """A ragged batch, or a batch in pages, of one sequence with so many queries and keys."""
