@@ -36,6 +36,8 @@ import numpy as np
 import flashlab as fl
 from simulator.operations.attention import ATTENTION
 from simulator.operations.paged import PAGED
+from simulator.operations.softmax import SOFTMAX
+from tests.properties.oracle import oracle
 
 BASE: dict[str, Any] = {"batch": 1, "heads": 2, "len_q": 9, "head_dim": 16, "dtype": "float16"}
 PROBLEMS: list[dict[str, Any]] = [
@@ -272,6 +274,55 @@ def outcome(call: Call) -> str:
     return "returned"
 
 
+class Planned(NamedTuple):
+    """A plan's algorithm and problem, and the arrays that it is to run on."""
+
+    algorithm: str
+    problem: fl.Problem
+    arrays: dict[str, Any]
+
+    def __repr__(self) -> str:
+        with np.printoptions(threshold=20):
+            said = ", ".join(f"{name}={str(x)[:200]}" for name, x in self.arrays.items())
+            return f"fl.plan({self.algorithm!r}, {self.problem}, backend='simulator').run({said})"
+
+
+def a_plan(random: Random) -> Planned:
+    """A plan of any algorithm, with arrays that it takes: up to two of them, or of its outputs, are replaced or left out."""
+    rows = [row for row in fl.CATALOGUE.values() if row.operation is not SOFTMAX]
+    while True:
+        row, given = random.choice(rows), {**BASE, **random.choice(PROBLEMS)}
+        try:
+            posed = row.operation.fitted(fl.Problem(**given))
+        except fl.UsageError:
+            continue
+        if row.refuses(posed) is None:
+            break
+    arrays: dict[str, Any] = dict(row.operation.draw(posed, random.randrange(9)))
+    names = [*arrays, *(operand.name for operand in row.operation.outputs), "nobody"]
+    for name in random.sample(names, random.choice([0, 1, 1, 2])):
+        if isinstance(arrays.get(name), np.ndarray) and random.random() < 0.7:
+            arrays[name] = mutated(random, arrays[name])
+        elif random.random() < 0.3:
+            arrays.pop(name, None)
+        else:
+            arrays[name] = random.choice([*JUNK, lambda: np.zeros((1, 2, 9, 16), np.float16), lambda: arrays["q"]])()
+    return Planned(row.name, posed, arrays)
+
+
+def planned(plan: Planned) -> str:
+    """What became of a plan's run: "returned" or "refused". Anything else is raised."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            fl.plan(plan.algorithm, plan.problem, backend="simulator").run(**plan.arrays)
+        except fl.UsageError as error:
+            said = str(error)
+            assert said and "\n" not in said and len(said) < 2000, f"no line: {said!r}"
+            return "refused"
+        return "returned"
+
+
 def _requests(given: dict[str, Any], out: Any) -> Generator[tuple[dict[str, Any], Any]]:
     """A call's operands and its output; of requests in pages each by itself, key by key."""
     if given.get("block_table") is None:
@@ -310,74 +361,6 @@ def _hold(given: dict[str, Any], out: Any) -> None:
         )  # scores reach the cap, and exponentials their last bit
         tolerance = (1e-9 + rounded) * max(1.0, float(abs(v).max(initial=0)))
     np.testing.assert_allclose(np.asarray(out, np.float64), exact, atol=tolerance, rtol=tolerance)
-
-
-def oracle(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Any:
-    """softmax(scale q k + bias) v by loops over heads, queries and keys: no formula and no mask code of the project."""
-    (batch, heads, rows, dim), kv, keys = q.shape, k.shape[1], k.shape[2]
-    out = np.zeros((batch, heads, rows, v.shape[-1]))
-    scale = given.get("scale")
-    scale = dim**-0.5 if scale is None else float(scale)
-    cap, window, causal = (
-        float(given.get("soft_cap") or 0.0),
-        given.get("window") or (None, None),
-        given.get("causal") or False,
-    )
-    sequences, at = [(0, rows, 0, keys)], (0, 0)
-    if given.get("lengths") is not None:
-        sequences = []
-        for each in given["lengths"]:
-            n, m = each if isinstance(each, tuple) else (each, each)
-            sequences.append((at[0], at[0] + n, at[1], at[1] + m))
-            at = at[0] + n, at[1] + m
-    for b, h in np.ndindex(batch, heads):
-        slope = float(given["alibi_slopes"][h]) if given.get("alibi_slopes") is not None else 0.0
-        sink = float(given["sinks"][h]) if given.get("sinks") is not None else -math.inf
-        for first, last, low, high in sequences:
-            for i in range(first, last):
-                here = i - first + (high - low) - (last - first)  # the key that it is aligned with
-                scores: dict[int, float] = {}
-                for j in range(high - low):
-                    if (causal and j > here) or (window[0] is not None and here - j > window[0]):
-                        continue
-                    if window[1] is not None and j - here > window[1]:
-                        continue
-                    if not (_shown(given.get("mask"), sequences, i, low + j) and _in_a_block(given, i, low + j)):
-                        continue
-                    s = scale * float(sum(q[b, h, i] * k[b, h * kv // heads, low + j]))
-                    s = cap * math.tanh(s / cap) if cap else s
-                    scores[low + j] = s - slope * abs(here - j)
-                top = max([*scores.values(), sink], default=-math.inf)
-                if abs(top) > 1e30 or not scores:
-                    if scores:
-                        return None
-                    continue
-                weights = {j: math.exp(s - top) for j, s in scores.items()}
-                total = sum(weights.values()) + (math.exp(sink - top) if sink > -math.inf else 0.0)
-                out[b, h, i] = sum(w * v[b, h * kv // heads, j] for j, w in weights.items()) / total
-    return out
-
-
-def _shown(mask: Any, sequences: list[tuple[int, int, int, int]], i: int, j: int) -> bool:
-    """Does a mask of any form show key j to query i of the same sequence?"""
-    if mask is None or mask.ndim == 2:
-        return mask is None or bool(mask[i, j])
-    start = 0
-    for first, last, low, high in sequences:
-        if first <= i < last:
-            bit = (i - first) * (high - low) + j - low
-            return bool(mask[start + bit // 8] >> bit % 8 & 1)
-        start += ((last - first) * (high - low) + 7) // 8
-    raise AssertionError((i, j))
-
-
-def _in_a_block(given: Mapping[str, Any], i: int, j: int) -> bool:
-    """Is the pair in a block that lists of blocks have, if there are any?"""
-    if given.get("block_mask") is None:
-        return True
-    rows, cols = given.get("block_size", (128, 128))
-    number, *blocks = given["block_mask"][i // rows]
-    return j // cols in blocks[:number]
 
 
 # The command line, from its own definition
@@ -535,7 +518,18 @@ def _argument(path: Path) -> object:
     return emulate.values("--arg", [f"x={path}:q"])
 
 
+def _document() -> bytes:
+    return json.dumps({"schema": 1, **fl.count("flash2", fl.Problem(**BASE)).to_dict()}).encode()
+
+
+def _diff(path: Path) -> object:
+    from flashlab.views import differences
+
+    return differences.compare(differences.read("a", path), json.loads(_document()))
+
+
 PARSERS: Mapping[str, Parser] = {
+    "documents of diff": ("x.json", _document, _diff),
     "load_inputs, .npz": ("x.npz", _npz, lambda path: fl.load_inputs(path)),
     "load_inputs, .safetensors": ("x.safetensors", _safetensors, lambda path: fl.load_inputs(path)),
     "--arg, .npz": ("x.npz", _npz, _argument),
@@ -626,8 +620,15 @@ def apart() -> Generator[None]:
 
 
 def one(random: Random) -> tuple[str, Any, str]:
-    """One call, command or file: its kind, what it was, and what became of it. Raises what it may not raise."""
-    kind = random.choices(["call", "command", "file"], [6, 3, 2])[0]
+    """One call, plan, command or file: its kind, what it was, and what became of it. Raises what it may not raise."""
+    kind = random.choices(["call", "plan", "command", "file"], [5, 1, 3, 2])[0]
+    if kind == "plan":
+        plan = a_plan(random)
+        try:
+            return kind, plan, planned(plan)
+        except BaseException as error:
+            error.add_note(repr(plan))
+            raise
     if kind == "call":
         call = a_call(random)
         try:

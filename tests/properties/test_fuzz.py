@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator.operations.attention import ATTENTION
-from tests.properties import fuzz
+from tests.properties import fuzz, oracle
 
 EACH = 250
 LONG = int(os.environ.get("FLASHLAB_FUZZ", "100000"))
@@ -48,6 +48,50 @@ def test_many_calls() -> None:
     seed = os.environ.get("FLASHLAB_FUZZ_SEED", "long")
     for n in range(LONG):
         fuzz.one(Random(f"{seed} {n}"))
+
+
+@pytest.mark.parametrize("operation", oracle.OPERATIONS)
+def test_random_problems_beside_loops(operation: str) -> None:
+    held = sum(oracle.held(oracle.problem(operation, Random(f"0 {n}"))) for n in range(25))
+    assert held >= 20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("operation", oracle.OPERATIONS)
+def test_many_random_problems_beside_loops(operation: str) -> None:
+    seed = os.environ.get("FLASHLAB_FUZZ_SEED", "long")
+    held = sum(oracle.held(oracle.problem(operation, Random(f"{seed} {n}"))) for n in range(LONG // 50))
+    assert held >= LONG // 60
+
+
+@pytest.mark.parametrize(
+    ("operation", "output"), [("backward", "dk"), ("paged", "out"), ("mla", "out"), ("cascade", "out")]
+)
+def test_a_wrong_output_is_found_beside_loops(monkeypatch: pytest.MonkeyPatch, operation: str, output: str) -> None:
+    right = fl.simulate
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        run = right(*given, **named)
+        if output in run.outputs:
+            run.outputs[output][..., -1, 0] += 0.1
+        return run
+
+    monkeypatch.setattr(fl, "simulate", wrong)
+    with pytest.raises(AssertionError):
+        for n in range(10):
+            oracle.held(oracle.problem(operation, Random(n)))
+
+
+def test_a_plan_s_raw_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Careless:
+        def run(self, **arrays: Any) -> Any:
+            return {name: x.shape for name, x in arrays.items()}
+
+    monkeypatch.setattr(fl, "plan", lambda *_, **__: Careless())
+    with pytest.raises(AttributeError):
+        for n in range(100):
+            fuzz.planned(fuzz.a_plan(Random(n)))
 
 
 def test_every_public_call_is_drawn() -> None:
@@ -130,5 +174,5 @@ def test_a_file_that_breaks_its_parser_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_the_oracle_is_right(masks: Any) -> None:
     p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=5, len_kv=7, head_dim=8, dtype="float32", **masks)
     arrays = ATTENTION.draw(p)
-    exact = fuzz.oracle(*(arrays[name].astype(float) for name in "qkv"), p.masks)
+    exact = oracle.oracle(*(arrays[name].astype(float) for name in "qkv"), p.masks)
     np.testing.assert_allclose(exact, fl.naive(**arrays, **p.masks).out, atol=1e-12)
