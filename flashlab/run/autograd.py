@@ -91,10 +91,13 @@ def attention(
 
 
 def check_tensors(**named: Any) -> None:
-    """Raises `UsageError` for what is no torch tensor."""
+    """Raises `UsageError` for what is no torch tensor, or one whose numbers don't lie in strides."""
     for name, x in named.items():
         if not isinstance(x, torch.Tensor):
             raise UsageError(name, type(x).__name__, "a torch tensor")
+        if x.is_nested or x.layout != torch.strided:
+            accepted = "a dense one: sequences of any lengths lie one behind the other, with cu_seqlens"
+            raise UsageError(name, Said("a nested tensor" if x.is_nested else "a sparse tensor"), accepted)
 
 
 def check_axes(accepted: str, **named: Any) -> None:
