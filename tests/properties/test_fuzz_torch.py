@@ -32,7 +32,7 @@ def tensor(random: Random, *shape: int) -> Any:
         *[lambda: x] * 4, lambda: x.requires_grad_(), lambda: x.transpose(-1, -2),
         lambda: x[..., :0], lambda: x[0], lambda: x.double(),
         lambda: x.to(torch.int8), lambda: x.expand(2, *x.shape), lambda: x.to("meta"), lambda: x.to_sparse(), lambda: x.conj(),
-       
+
         lambda: torch.nested.nested_tensor([x]), lambda: x.detach().float().numpy(), lambda: x.flip(-1), lambda: None,
         lambda: torch.full_like(x, float("nan")), lambda: x.to(torch.complex64),
     ]  # fmt: skip
