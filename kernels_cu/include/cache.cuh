@@ -30,9 +30,14 @@ constexpr bool QUERY_FACTORS = QUANTIZED && (FL_DTYPE == 2 || K_SCALE == CHANNEL
 DEVICE int cache_row_bytes(const Shape& shape) { return shape.head_dim * CACHE_BYTES; }
 
 // Where the scales of K and V lie, float32: all of them, one for each head, head x channel, or (batch or page) x head x key.
+// A kernel takes SCALES_OF_CACHE among its parameters, and hands GIVEN_SCALES on.
 #if CACHE
+#define SCALES_OF_CACHE const float *k_scale, const float *v_scale,
+#define GIVEN_SCALES {k_scale, v_scale}
 struct CacheScales { const float *of_k, *of_v; };
 #else
+#define SCALES_OF_CACHE
+#define GIVEN_SCALES {}
 struct CacheScales { static constexpr const float *of_k = nullptr, *of_v = nullptr; };
 #endif
 

@@ -13,9 +13,12 @@
 constexpr int CLASSES = 4;
 constexpr int PHASE = 1 << 28;  // requests of a phase are numbered from a multiple of it
 
-// The length of a request, of `requests`. Of offsets (RAGGED) it is where the request's keys begin, and with those from the second
-// one on where they end. It is in the kernel, because reads are marked there.
-DEVICE int length_of(const int* lengths, int request, int requests);
+// The length of a request, of `requests`. In offsets (RAGGED) it is where the request's keys begin. In those from the second one on it
+// is where they end.
+DEVICE int length_of(const int* lengths, int request, int requests) {
+  lanes_meet();
+  return request < requests ? load_global<int>(lengths + request) : 0;
+}
 
 // As without pages, and the keys of its request. A warp that walks over units also keeps where it is: `number` counts from the first
 // unit of 32 requests, and its next unit is `step` further. Each lane has one of these, by its number and phase, its keys, and how
@@ -24,6 +27,8 @@ struct Unit {
   int row_tile, run, kv_head, batch, keys, number, step, own_place, own_keys, before_next;
 #if RAGGED
   int first_key, own_first;  // where the unit's keys begin in K and V, and those of this lane's request
+#else
+  static constexpr int first_key = 0;  // in its pages
 #endif
 };
 
@@ -68,6 +73,11 @@ struct Units {
   DEVICE int runs_of(const Unit& unit) const { return ::most_runs(alone(unit), group); }
   // Of the longest request that there is room for.
   DEVICE int most_runs() const { return ::most_runs(batch, group); }
+  // Where the LSE of a row lies.
+  DEVICE long long lse_at(const Unit& unit, int head, int query) const {
+    const long long rows_before = RAGGED ? static_cast<long long>(head) * batches + unit.batch : static_cast<long long>(unit.batch) * batch.heads + head;
+    return rows_before * batch.len_q + query;
+  }
 
  private:
   DEVICE Shape alone_with(int keys) const {
