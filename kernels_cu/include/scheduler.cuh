@@ -30,9 +30,8 @@ DEVICE Work work_in_order(const Shape& shape) {
 struct HeadTile { int head, row_tile; };
 
 DEVICE HeadTile head_tile_at(const Shape& shape, int row_tiles, int number) {
-  const int all_heads = shape.batch * shape.heads;
   const int first_head = number / (shape.group * row_tiles) * shape.group;  // of the group
-  const int heads = min(shape.group, all_heads - first_head), place = number - first_head * row_tiles;
+  const int heads = min(shape.group, shape.batch * shape.heads - first_head), place = number - first_head * row_tiles;
   return {first_head + place % heads, row_tiles - 1 - place / heads};
 }
 
