@@ -6,22 +6,24 @@
 //   partial (batch, heads, parts, len_q, head_dim), partial_lse (batch, heads, parts, len_q)    float32
 //   seq_lens (batch) int32, own keys of each request, if these differ: len_kv is then the room for them
 //
-// Three launches. The first two do the same, over the prefix and over each request's own keys: a block has a tile of rows and a chunk
-// of keys, 2,048 of the prefix or 512 own ones, which begins at a multiple of its size. Rows are the heads of a group and queries: row
-// r is head r % G of token r / G. To the prefix, the queries of all requests are tokens of one, so their tiles are full and the prefix
-// is read once for up to 128 rows. Of a full tile a warp has 32 rows: every fragment of K and V that is read feeds two products.
-// Each row's output over a chunk goes to HBM with its LSE. In the third launch a warp has a row, and merges what there is of it, the
-// prefix first. So a row has the same bits whatever the batch: warps split rows, and no row's sums depend on another.
+// Three launches. The first two do the same work: one over the prefix, one over each request's own keys. A block has a tile of rows
+// and a chunk of keys. A chunk has 2,048 keys of the prefix, or 512 own ones, and begins at a multiple of its size. Rows are
+// queries of the heads of a group: row r is head r % G of token r / G. To the prefix the queries of all requests are tokens of one
+// request. So their tiles are full, and the prefix is read once for up to 128 rows. In a full tile a warp has 32 rows, and a
+// fragment of K or V feeds two products. A row's output over a chunk goes to HBM with its LSE. In the third launch a warp has a
+// row, and merges its partial results, the prefix first. A row has the same bits in every batch, because warps split rows and no
+// row's sums depend on another row.
 //
-// With a window (WINDOW) or own lengths (LENGTHS) a row has partial results of those chunks only of which it sees a key. A block whose
-// rows see none of its chunk ends at once. A window counts back from a request's last keys, so in the prefix it begins elsewhere for
-// each request of a tile: a block reads the tile from the first key on that any row sees.
+// With a window (WINDOW) or own lengths (LENGTHS) a row has a partial result for a chunk only if it sees a key of that chunk. A
+// block ends at once if none of its rows does. A window counts back from a request's last keys. So in the prefix it begins
+// elsewhere for each request. A block reads its chunk from the first key that one of its rows sees.
 //
 //   SRAM        Q  ROWS x D | K, V  2 x (BC x D) each
 //   registers   of a warp with 16 or 32 rows: O  rows x D and S  rows x BC in float32
 //
-// Expected: the bandwidth of DRAM binds, over the requests' own keys; over the prefix, from about 100 rows on, the tensor cores. One
-// launch that computed a row's own keys and merged at once would save the way of one partial result to HBM and back.
+// Expected: over the requests' own keys the bandwidth of DRAM binds. So it does over the prefix, up to about 100 rows; from there
+// on the tensor cores bind. A launch that computed a row's own keys and merged at once would spare one partial result its way to
+// HBM and back.
 #include "cascade.cuh"
 #include "elements.cuh"
 

@@ -5,26 +5,26 @@
 //   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
 //   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (sum_tiles.cuh)
 //
-// Three launches. The first computes D = rowsum(dO · O) - dLSE and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main launch
-// a thread block owns BC keys of a KV head, and walks the query tiles that see them, of all query heads that share the KV head.
-// So dK and dV never leave its registers, and GQA needs neither a workspace nor a sum over heads. It computes S transposed, with
-// keys as rows. dQ is spread over the blocks, which add to it in HBM (red: nothing comes back, so nobody waits).
+// Three launches. The first computes D = rowsum(dO · O) - dLSE and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main
+// launch a block owns BC keys of a KV head. It walks the query tiles that see them, of all query heads that share the KV head. So
+// dK and dV never leave its registers, and GQA needs neither a workspace nor a sum over heads. The block computes S transposed:
+// keys are rows. dQ is spread over the blocks, which add to it in HBM. They do so by red. Nothing comes back, so no warp waits.
 //
 // How the warps share the work: backward.cuh.
 //
 //   SRAM        K, V  BC x D | P, dS  BC x BR | Q, dO  STAGES x (BR x D)     D = HEAD_DIM, head_dim rounded up to 16
 //   registers   dK and dV (BC x D), S and dP (BC x BR) in float32, spread over the warps; then dQ (BR x D) in place of the last two
 //
-// Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: of 32 x 32 scores
-// per warp, each fragment that is read feeds two products. Up to head dim 64 a warp has 32 x 64 of them, where those of Q and dO feed
-// two and those of K and V four.
+// Expected: HBM reads K and V once. It reads Q and dO, and adds to dq_sum, once per column of tiles. SRAM binds. A warp has 32 x 32
+// scores, and each fragment that is read feeds two products. Up to head dim 64 a warp has 32 x 64 scores: a fragment of Q or dO
+// feeds two products, and one of K or V feeds four.
 #include "flash2_backward.cuh"
 #include "sum_tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
                       const Shape shape) {
-  // step: delta (of which rows)
+  // step: delta (which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
 
@@ -177,7 +177,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, const Shape shape) {
-  // step: convert_dq (of which rows)
+  // step: convert_dq (which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
 

@@ -1,21 +1,22 @@
-// FlashAttention-2, backward, with the same bits in each run: flash2_backward.cu, whose first and last launch it shares, with the
-// sums of dQ in one order.
+// FlashAttention-2, backward, with the same bits in each run: the sums of dQ have one order. The first and the last launch are
+// those of flash2_backward.cu.
 //
 //   drawn (batch * kv_heads, or of a ragged batch kv_heads, sequences), turns (batch * heads, len_q)    zeros before and after
 //   number (batch * kv_heads, len_kv)    the key tile that each block has drawn
 //   turns and number have something for each tile, which lies at its first row
 //
-// The blocks of a query tile add to its dQ in the order of their key tiles: each waits for its turn. A block draws its key tile,
-// when it begins, from a counter of its KV head, or of its sequence there. So it waits only for blocks that have begun, and nothing
+// The blocks of a query tile add to its dQ in the order of their key tiles. Each block waits for its turn. When a block begins, it
+// draws its key tile from a counter of its KV head (or of its sequence there). So it waits only for blocks that have begun. Nothing
 // hangs, whatever the grid is and in whichever order blocks start.
 //
-// All walk from the last query to the first. Under a causal mask, key tiles then begin together at the queries that all of them
-// see, and the longest begin first; in a window, each comes to a query tile after those before it have left. So a block is late
-// by the adding of those before it, which run side by side with it, and not by their tiles. From then on it waits for nobody. (To
-// begin at a query tile of one's own and to wrap would spare that, but then blocks wait for higher numbers: if those find no room,
-// nobody ever goes on. A launch whose blocks own query tiles would need no order, but computes S and dP again: seven products for
-// five.)
+// All blocks walk from the last query to the first. Under a causal mask, key tiles then begin together, at the queries that all of
+// them see, and the longest begin first. In a window, each comes to a query tile after those before it have left. So a block is
+// late by the adding of those before it, which run side by side with it, and not by their tiles. From then on it waits for no other
+// block.
 //
+// Two other ways were not taken. A block might begin at a query tile of its own, and wrap. Then blocks would wait for higher numbers,
+// and if those found no room, all would hang. A launch whose blocks own query tiles would need no order. But it computes S and dP
+// again: seven products in place of five.
 // SRAM and registers are those of flash2_backward.cu. Expected: as fast, but for two barriers and a fence per tile.
 #include "flash2_backward.cuh"
 

@@ -6,26 +6,27 @@
 //   partial (batch * kv_heads, places, rows, head_dim), partial_m, partial_l (batch * kv_heads, places, rows)    float32
 //   arrivals (batch * kv_heads, nodes, row tiles, WARPS)    zeros
 //
-// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has keys offsets_kv[s] ..
+// In a ragged batch the rows of a batch of 1 are sequences, with equally many queries. Sequence s has keys offsets_kv[s] ..
 // offsets_kv[s + 1] - 1, and partial results as if it were batch s.
 //
-// The query heads that share a KV head, and all queries, are the rows of one tile: row r is query r / G of head r % G. A unit of
-// work is BR rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other.
-// For the tensor cores queries are columns, and keys rows (keys_as_rows.cuh): eight rows of Q are enough for a product.
+// All queries of the heads that share a KV head are the rows of one tile: row r is query r / G of head r % G. A unit of work is BR
+// rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other. For the
+// tensor cores queries are columns and keys are rows (keys_as_rows.cuh). So eight rows of Q fill a product.
 //
-// Split-K: each of the WARPS warps that compute has all rows and its own keys of each tile. It copies them for itself, STAGES tiles
-// ahead and on into the next units, so bytes are on their way at all times. With lengths it goes through them once, a chunk
-// ahead of its copies, and tells itself in SRAM which units there are. As many other warps join what these have of a chunk, and merge
-// it with its neighbours: in the meantime the next chunk goes on. What lies in several units is merged by whichever warp comes last
-// to a node of the tree (tree.cuh), as soon as it comes: were it left to the block's end, the block that comes last would merge nearly
-// all. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
+// Split-K: WARPS warps compute. Each has all rows, and its own keys of each tile. It copies them itself, STAGES tiles ahead and on
+// into the next units, so bytes are on their way at all times. As many other warps merge: they join what the first ones have of a
+// chunk, and merge it with its neighbours. In the meantime the next chunk goes on. Some rows lie in several units. The warp that
+// comes last to a node of the tree (tree.cuh) merges the node at once. Left to the block's end, nearly all merging would fall to
+// the last block. No bit depends on which warp merges, on the length of runs, on the batch or on the grid.
 //
-// K and V may have 8 bits, with scales: see cache.cuh. In pages the last keys may be drafts, with a mask: see drafts.cuh.
+// Keys lie one behind the other (keys_in_rows.cuh) or in pages (keys_in_pages.cuh): flash_decoding.cuh chooses. With lengths, a
+// warp goes through them once, a chunk ahead of its copies (found_units.cuh). K and V may have 8 bits, with scales: see cache.cuh.
+// In pages the last keys may be drafts, with a mask: see drafts.cuh.
 //
 //   SRAM        Q  (STAGES + 1) x (BR x D) | m, l  WARPS x BR | m  BR | K, V  STAGES x (BC x D) | O  WARPS x (BR x D)
 //   registers   O (BR x D) and S (BR x BC / WARPS) in float32 per warp
 //
-// Expected: HBM reads K and V once; the bandwidth of DRAM binds, above a few µs for the launch, the first copy and the merge.
+// Expected: HBM reads K and V once. The bandwidth of DRAM binds, above a few µs for the launch, the first copy and the merge.
 #include "drafts.cuh"
 #include "flash_decoding.cuh"
 #include "warpgroup.cuh"
@@ -46,17 +47,14 @@ struct Copies : CacheScales {
                 const Units& units, const Sram& sram)
       : CacheScales(scales), q(q), k(k), v(v), shape(shape), units(units), sram(sram), found(units, sram), lookup(table, units),
         k_loader(loader(nullptr, k, cache_row_bytes(shape))), v_loader(loader(nullptr, v, cache_row_bytes(shape))) {
-    look_ahead();
+    // step: load_q (lengths, and what follows from them)
+    lookup.look_up(units, found, mark_pages);
     walk.unit = found.before_first();
   }
 
-  // Finds the next chunk, and asks for its pages.
-  DEVICE void look_ahead() {
-    // step: load_q (lengths, and what follows from them)
-    if (!lookup.next(units, found)) return;
-
+  // What looks pages up calls this where it begins to read the block table.
+  static DEVICE void mark_pages() {
     // step: load_k (pages)
-    lookup.look_up(units);
   }
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
@@ -65,12 +63,13 @@ struct Copies : CacheScales {
     // step: load_q (units)
     const bool more = walk.next(found, units, [&](const Place& place) {
       found.find_first_key(walk.unit);
-      k_loader = loader(head_of(k, walk.unit), k, cache_row_bytes(shape)), v_loader = loader(head_of(v, walk.unit), v, cache_row_bytes(shape));
+      k_loader = loader(head_of(k, walk.unit), k, cache_row_bytes(shape));
+      v_loader = loader(head_of(v, walk.unit), v, cache_row_bytes(shape));
       load_queries(place);
       begins = true;
     });
     if (more) {
-      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk(walk.j, k_loader, v_loader, units), look_ahead();
+      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk(walk.j, k_loader, v_loader, units, found, mark_pages);
       load_tile(stage);
     }
     copy_commit();
@@ -111,7 +110,6 @@ struct Copies : CacheScales {
   }
 };
 
-// The warps that compute: each has all rows of a unit, and its own keys.
 DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const int* table,
                     const unsigned* draft_mask, const Shape& shapes, const Units& units, const Sram& sram) {
   Copies copies(q, k, v, scales, table, shapes, units, sram);
@@ -232,7 +230,17 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
       }
       named_barrier_sync(JOINING, THREADS);
       float factor[QUERY_FRAGMENTS][2];
-      factors_of_maxima(sram, row, m, factor);
+#pragma unroll
+      for (int n = 0; n < QUERY_FRAGMENTS; ++n) {
+        float2 top = make_float2(LOWEST, LOWEST);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+          const float2 other = load_shared<float2>(sram.m_of(w, 8 * n + row));
+          top.x = fmaxf(top.x, other.x), top.y = fmaxf(top.y, other.y);
+        }
+        factor[n][0] = exp2_approx(m[n][0] - top.x), factor[n][1] = exp2_approx(m[n][1] - top.y);
+        m[n][0] = top.x, m[n][1] = top.y;
+      }
 
       // step: join
       named_barrier_sync(FREE, 2 * THREADS);  // what lies there of the last unit has been read
@@ -263,7 +271,7 @@ struct Results : UnitRows {
   static constexpr int ROWS = ceil_div(BR, WARPS);  // of a warp that merges
   static DEVICE int own_row() { return warp_id() - WARPS; }  // this warp has that one, the row WARPS later, and so on
 
-  // The chunks of a unit, as they come. There is room for the next one as soon as one is read, if there is one: `more` are behind
+  // The chunks of a unit, as they come. Once a chunk is read, there is room for the next one. `more` says that chunks follow behind
   // this unit.
   DEVICE void merge_run(const Place& place, const Sram& sram, bool more) const {
     Part waiting[LEVELS_OF_RUN + 1][ROWS];  // of each level, the left one of two neighbours
@@ -294,18 +302,15 @@ struct Results : UnitRows {
     }
   }
 
-  // Rows that see no key, which nobody computes.
+  // Rows that see no key. No warp computes them.
   DEVICE void store_empty(const Place& place) const {
     for (int row = own_row(); row < place.rows; row += WARPS) store_row(row, {{}, LOWEST, 0});
   }
 
   DEVICE void store(const Level& level, int row, const Part& x) const {
-    if (level.is_root()) {
-      store_row(row, x);
-    } else {
-      // step: store_partial
-      store_part(part_at(level.place_of(level.node), row), x);
-    }
+    if (level.is_root()) return store_row(row, x);
+    // step: store_partial
+    store_part(part_at(level.place_of(level.node), row), x);
   }
 
   // What lies in several units, as far up as this warp is the last one.
@@ -317,7 +322,7 @@ struct Results : UnitRows {
     }
   }
 
-  // The partial results of all siblings, which are there. All are asked for at once.
+  // The partial results of all siblings, which have come. The warp asks for half of a row's at once.
   DEVICE void merge_siblings(const Level& level, int rows) const {
     const Keys siblings = level.siblings();
     const int child = level.parent() * CHILDREN, lane = lane_id(), place = level.place_of(child);  // were all of them there
@@ -388,8 +393,8 @@ DEVICE bool find_keys(Results& results, Unit& unit) {
   }
 }
 
-// The warps that merge: what the others have of each unit, and at once what lies in several units. In the meantime these go on with
-// the next unit.
+// The warps that merge: first what the others have of a unit, then at once what lies in several units. In the meantime the others
+// go on with the next unit.
 DEVICE void merge(Results results, const Sram& sram) {
   Unit next = results.units.before_first();
   for (bool has_unit = false, has_next;; has_unit = true) {
@@ -414,10 +419,8 @@ DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Cach
   sram.name();
   const Results results{{out, lse, sinks, partial, partial_m, partial_l, shape, units, arrivals,
                          Room(units.most_runs(), RAGGED ? shape.longest : shape.len_kv)}};
-  if (warp_id() < WARPS)
-    compute(q, k, v, scales, table, draft_mask, shape, units, sram);
-  else
-    merge(results, sram);
+  if (warp_id() < WARPS) return compute(q, k, v, scales, table, draft_mask, shape, units, sram);
+  merge(results, sram);
 }
 
 #if PAGED

@@ -6,22 +6,22 @@
 //   partial (batch, places, rows, VALUE_DIM), partial_m, partial_l (batch, places, rows)    float32
 //   arrivals (batch, nodes, row tiles, warps)    zeros
 //
-// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has rows offsets_kv[s] ..
+// In a ragged batch the rows of a batch of 1 are sequences, with equally many queries. Sequence s has rows offsets_kv[s] ..
 // offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s.
 //
 // A latent row is the key of every head, and its first VALUE_DIM numbers are the value. So a tile of rows is loaded once and serves
 // as K and as V. All heads and queries are rows of one tile: row r is query r / heads of head r % heads. A unit of work is BR of
-// them and a chunk of keys, 512 unless callers say how many. A block takes one unit after the other.
+// these rows and a chunk of keys. A chunk has 512 keys unless callers say how many. A block takes one unit after the other.
 //
-// An output of 512 columns doesn't fit into a warp's registers. So the warps split the columns of the output, but rows and keys of S:
-// maxima and P go through SRAM. While a tile is in work, the next one is on its way. When a block's units are done, its warps merge
-// what lies in several units: whichever warp comes last to a node of the tree (tree.cuh) does.
+// An output of 512 columns doesn't fit into a warp's registers. So the warps split the output by columns, and S by rows and keys.
+// Maxima and P pass through SRAM. While a tile is in work, the next one is on its way. When a block's units are done, its warps
+// merge what lies in several units: the warp that comes last to a node of the tree (tree.cuh) merges that node.
 //
 //   SRAM        Q  BR x HEAD_DIM | latent  2 x (BC x HEAD_DIM) | P  BR x BC | m, l  KEY_WARPS x BR each
 //   registers   O  BR x VALUE_DIM / WARPS and S  BR x BC / WARPS, in float32 per warp
 //
-// Expected: few heads, and the bandwidth of DRAM binds, for each row is read once; from about 100 heads and queries on, the tensor
-// cores and their operands from SRAM.
+// Expected: with few heads the bandwidth of DRAM binds, for each row is read once. From about 100 heads and queries on, the tensor
+// cores and their operands from SRAM bind.
 #include "divisor.cuh"
 #include "mma.cuh"
 #include "partial.cuh"
@@ -144,7 +144,7 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
     copy_wait<0>();
 
     // step: load_latent
-    barrier();  // the tile is there, and nobody still reads the one before
+    barrier();  // the tile is there, and no warp still reads the one before
     copies.load(j + 1);
     const LatentTile tile = sram.latent(j % STAGES);
 
@@ -256,7 +256,7 @@ struct Results : UnitRows {
   }
   DEVICE float sink_of(int row) const { return of_head<SINKS>(sinks, (first_row + row) % group, -INF); }
 
-  // A unit's rows, of which each warp has its own columns.
+  // A unit's rows. Each warp has its own columns of them.
   DEVICE void store(const Level& level, int rows, const Output& x) const {
 #pragma unroll
     for (int i = 0; i < ROW_FRAGMENTS; ++i)
@@ -395,7 +395,7 @@ DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, flo
     const Shape& shape = units.alone(here.unit);
     const Keys tiles = place.tiles_of(place.chunks.first);
     Latent copies{latent, table, batch, sram, page_size, here.unit.batch, shape.len_kv, tiles.last, here.unit.first_key};
-    barrier();  // nobody still reads what the unit before has in SRAM
+    barrier();  // no warp still reads what the unit before has in SRAM
     if (place.has_keys()) {
       load_queries(q, here.unit, place, group, sram.q());
       copies.look_up(tiles.first);

@@ -4,12 +4,13 @@
 //   lse (batch, heads, len_q) float32, or NULL    sinks (heads) float32    q, latent and out in float16 or bfloat16
 //   partial (batch, chunks, rows, VALUE_DIM), partial_m, partial_l (batch, chunks, rows)    float32
 //
-// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has rows offsets_kv[s] ..
-// offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s. A box may bring rows of the next one: they are cleared.
+// In a ragged batch the rows of a batch of 1 are sequences, with equally many queries. Sequence s has rows offsets_kv[s] ..
+// offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s. A box may bring rows of the next sequence. They are
+// cleared.
 //
-// A unit of work is 64 rows and a chunk of keys, 1,024 unless callers say how many. A block takes one unit after the other. A second
-// launch adds up what the chunks of a row have. All SMs share in that, where the last node of a tree (mla.cu) is left to one.
-// The order is fixed, so no bit depends on the batch.
+// A unit of work is 64 rows and a chunk of keys. A chunk has 1,024 keys unless callers say how many. A block takes one unit after
+// the other. A second launch adds up what the chunks of a row have, on all SMs. (The last node of a tree, as in mla.cu, is one SM's
+// alone.) The order is fixed, so no bit depends on the batch.
 //
 // A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
 //   - One loads tiles by TMA: where pages fill a tile, or a tile them, in boxes of a page (PAGE_BOX). From other pages it copies 16
@@ -17,20 +18,21 @@
 //   - One has the scores: it fetches the queries, multiplies them by all 576 columns, and takes the exponentials. P and what has to
 //     be rescaled go to the others through SRAM.
 //   - Two have the output, 256 columns each, which fill 128 registers of a thread. P leaves SRAM once for each of them.
-// So the scores of a tile are computed, and its exponentials taken, while the tensor cores still multiply the P of the tile before.
+// So the scores and exponentials of a tile are computed while the tensor cores still multiply the P of the tile before.
 //
-// A tile comes in five sets of columns, because each is free at another time: those of RoPE after the scores, each quarter of the
-// value after its product. The scores begin with what comes first.
+// A tile comes in five sets of columns, because each is free at another time. The columns of RoPE are free after the scores, and
+// each quarter of the value is free after its product. The scores begin with the set that comes first.
 //
 //   SRAM        Q  BR x HEAD_DIM | latent  STAGES x (BC x HEAD_DIM) | P  BR x BC | alpha  BR | mbarriers
 //   registers   S  BR x BC, and O  BR x VALUE_DIM / 2 in each of two warpgroups, in float32
 //
-// Expected: a tile takes the tensor cores 1,152 cycles for S and 1,024 for O, and SRAM 2,400, which both read. So they reach up to
-// nine tenths of their rate, if the L2 brings 72 KB in that time. Few heads leave rows empty: then the bandwidth of DRAM binds.
+// Expected: a tile takes the tensor cores 1,152 cycles for S and 1,024 for O. It takes SRAM 2,400, as both products read it. So the
+// tensor cores reach up to nine tenths of their rate, if the L2 brings 72 KB in that time. With few heads, rows stay empty and the
+// bandwidth of DRAM binds.
 #include "latent.cuh"
 #include "total.cuh"
 
-// Where what a unit has goes: to out and lse if its rows see no other chunk, else to the partial results. m and l are to the base 2.
+// Where a unit's results go: to out and lse if its rows see no other chunk, else to the partial results. m and l are to the base 2.
 struct Results {
   const Tensor& out;
   float* lse;
@@ -55,7 +57,7 @@ struct Results {
 
   DEVICE void store_lse(int row, float m, float l) const {
     const int packed = first_row + row;
-    float* to = lse + units.lse_at(unit, packed % group, packed / group);
+    float* to = lse + lse_at(units, shape, unit, packed % group, packed / group);
     if (lse) store_global(to, (m + log2_approx(l)) * LN2);
   }
   DEVICE void store_statistics(int row, float m, float l) const {
@@ -103,7 +105,7 @@ struct Weighing {
 
   DEVICE int own_row(int half) const { return warp_id() % 4 * 16 + lane_id() / 4 + 8 * half; }
 
-  // Nobody still reads the queries of the unit before: this warpgroup has waited for its products.
+  // No warp still reads the queries of the unit before: this warpgroup has waited for its products.
   DEVICE void load_queries(const Results& here, const Place& place) const {
     // step: load_q
     named_barrier_sync(QUERIES, WARPGROUP);
@@ -225,7 +227,7 @@ struct Weighing {
     }
   }
 
-  // A number for each row, and whatever was stored before, to the warpgroups that have the output.
+  // Hands a number for each row, and what was stored before it, to the warpgroups that have the output.
   DEVICE void pass_on(const float (&x)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -376,7 +378,8 @@ DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* 
 
   // step: store_lse
   if (threadIdx.x == 0 && lse)
-    store_global(lse + (RAGGED ? static_cast<long long>(head) * batch.batch + request : static_cast<long long>(request) * heads + head) * batch.len_q + query,
+    store_global(lse + (RAGGED ? static_cast<long long>(head) * batch.batch + request
+                               : static_cast<long long>(request) * heads + head) * batch.len_q + query,
                  (total.m + log2_approx(total.l)) * LN2);
 }
 

@@ -36,7 +36,7 @@ DEVICE int first_of_prefix(const Shape& shape, int own, int query) {
 
 struct Span { int begin, end; };
 
-// The partial results of a row: of the prefix's chunks, and of its own. Of these there is one even if there are no keys.
+// The partial results of a row: of the prefix's chunks, and of its own chunks. There is one of its own even without keys.
 struct Parts {
   int of_prefix, all;
 
@@ -47,7 +47,8 @@ struct Parts {
     return (static_cast<long long>(flat_head) * all + part) * shape.len_q + query;
   }
 
-  // Which of them a query has. Own keys are visible from the first one on if any of the prefix is: so there is no gap.
+  // Which partial results a query has. If it sees a key of the prefix, it sees its own keys from the first one on. So there is no
+  // gap.
   DEVICE Span of_query(const Shape& shape, int own_keys, int query) const {
     if constexpr (!UNEVEN) return {0, all};
     Shape own = shape;
@@ -100,8 +101,8 @@ DEVICE Shape suffix_of(const Shape& shape, const int* seq_lens, int chunks) {
   return own;
 }
 
-// Where windows begin in the prefix, for the rows of a tile. Lane n of each warp has the own keys of the tile's request n, of request
-// n + 32, and so on.
+// Where windows begin in the prefix, for the rows of a tile. Each lane of a warp has the number of own keys of some of the tile's
+// requests: lane n has request n, request n + 32, and so on.
 template <int ROWS>
 struct Windows {
   static constexpr int HELD = ceil_div(ROWS, 32);

@@ -108,22 +108,6 @@ DEVICE void cap(float (&s)[M][N][4], const QueryFactors<N>& factors) {
   }
 }
 
-// The maxima of all warps, from SRAM, become those of a warp's queries. `factor` is what the warp's own results are then to be multiplied
-// with. `row` is a lane's first query, and again eight further down.
-DEVICE void factors_of_maxima(const Sram& sram, int row, float (&m)[QUERY_FRAGMENTS][2], float (&factor)[QUERY_FRAGMENTS][2]) {
-#pragma unroll
-  for (int n = 0; n < QUERY_FRAGMENTS; ++n) {
-    float2 top = make_float2(LOWEST, LOWEST);
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      const float2 other = load_shared<float2>(sram.m_of(w, 8 * n + row));
-      top.x = fmaxf(top.x, other.x), top.y = fmaxf(top.y, other.y);
-    }
-    factor[n][0] = exp2_approx(m[n][0] - top.x), factor[n][1] = exp2_approx(m[n][1] - top.y);
-    m[n][0] = top.x, m[n][1] = top.y;
-  }
-}
-
 // What the warps that compute have of row `row` of a chunk.
 DEVICE Part of_all_warps(const Sram& sram, int row) {
   Part x;

@@ -1,7 +1,8 @@
 // Which units a block has, for the warps of flash_decoding.cu that copy keys and compute.
 //
-// Where requests have lengths of their own, a warp goes through the lengths once. It tells itself in SRAM which units with keys it has
-// found, and walks over these again as it copies their tiles and as it computes.
+// Where requests have lengths of their own, a warp goes through the lengths once. It tells itself in SRAM which units with keys it
+// has found. It walks over these again as it copies their tiles, and as it computes. flash_decoding.cuh includes this, and says
+// where they lie.
 #pragma once
 
 #if PAGED || RAGGED
@@ -57,7 +58,7 @@ struct FoundUnits {
 };
 #endif
 
-// A block's units one after the other, in steps of so many tiles: tile j of `unit` is the first of a step, `last` the unit's last.
+// A block's units one after the other, in steps of STEP tiles: tile j of `unit` is the first of a step, `last` the unit's last.
 template <int STEP>
 struct Walk {
   Unit unit;

@@ -24,7 +24,7 @@ DEVICE void ldmatrix_of_two(unsigned (&r)[2], unsigned address, bool transposed)
 #endif
 }
 
-// An 8 x 8 matrix of 16 bits, of which each lane has (g, 2t) and (g, 2t+1), transposed.
+// Transposes an 8 x 8 matrix of 16 bits. Each lane has (g, 2t) and (g, 2t+1).
 DEVICE unsigned movmatrix(unsigned x) {
 #ifdef EMULATOR
   return emu_ptx_movmatrix(x);

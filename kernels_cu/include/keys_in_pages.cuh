@@ -29,13 +29,22 @@ struct Lookup {
 
   DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk{units.before_first()} {}
 
-  // Goes on to the next chunk, and says whether there is one.
-  DEVICE bool next(const Units& units, FoundUnits& found) {
-    return walk.next(units, units, [&](const Place&) { found.tell(walk.unit); });
+  // A chunk begins with tile j, and its pages have come. The pages of the one behind it are looked up.
+  template <class Mark>
+  DEVICE void begin_chunk(int j, const Loader& k, const Loader& v, const Units& units, FoundUnits& found, Mark mark) {
+#pragma unroll
+    for (int i = 0; i < TILES_PER_CHUNK; ++i) {
+      const int place = key_of(j + i) % page_size;
+      places[i] = {k.row_of(ahead[i], place), v.row_of(ahead[i], place), ahead[i] * units.batch.kv_heads * page_size + place};
+    }
+    look_up(units, found, mark);
   }
 
-  // Asks for the pages of that chunk.
-  DEVICE void look_up(const Units& units) {
+  // Finds the next chunk, and asks for its pages. mark() comes before the block table is read.
+  template <class Mark>
+  DEVICE void look_up(const Units& units, FoundUnits& found, Mark mark) {
+    if (!walk.next(units, units, [&](const Place&) { found.tell(walk.unit); })) return;
+    mark();
     const int* line = table + static_cast<long long>(walk.unit.batch) * units.batch.table_pages;
     const int tiles = min(walk.last - walk.j + 1, TILES_PER_CHUNK - walk.j % TILES_PER_CHUNK);
 #pragma unroll
@@ -43,15 +52,6 @@ struct Lookup {
       const int key = key_of(walk.j + i);
       lanes_meet();
       if (lane_id() < WARP_KEYS && i < tiles && key < walk.unit.keys) ahead[i] = load_global<int>(line + key / page_size);
-    }
-  }
-
-  // A chunk begins with tile j, and its pages have come.
-  DEVICE void begin_chunk(int j, const Loader& k, const Loader& v, const Units& units) {
-#pragma unroll
-    for (int i = 0; i < TILES_PER_CHUNK; ++i) {
-      const int place = key_of(j + i) % page_size;
-      places[i] = {k.row_of(ahead[i], place), v.row_of(ahead[i], place), ahead[i] * units.batch.kv_heads * page_size + place};
     }
   }
 

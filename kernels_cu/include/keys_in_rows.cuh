@@ -26,10 +26,14 @@ struct Lookup {
   int own = 0;
 
   DEVICE Lookup(const int*, const Units& units) : walk{RAGGED ? units.before_first() : Unit{}} {}
-  DEVICE bool next(const Units& units, FoundUnits& found) {
-    return RAGGED && walk.next(units, units, [&](const Place&) { found.tell(walk.unit); });
+  template <class Mark>
+  DEVICE void begin_chunk(int j, const Loader&, const Loader&, const Units& units, FoundUnits& found, Mark mark) {
+    own = j * WARPS + warp_id();
+    look_up(units, found, mark);
   }
-  DEVICE void look_up(const Units&) {}
-  DEVICE void begin_chunk(int j, const Loader&, const Loader&, const Units&) { own = j * WARPS + warp_id(); }
+  template <class Mark>
+  DEVICE void look_up(const Units& units, FoundUnits& found, Mark) {
+    if constexpr (RAGGED) walk.next(units, units, [&](const Place&) { found.tell(walk.unit); });
+  }
   DEVICE Rows next_tile() { return {(own += WARPS) - WARPS}; }
 };

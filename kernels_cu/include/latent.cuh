@@ -36,8 +36,8 @@ constexpr float TAU = 8;  // a maximum may lag behind by so much: then exponenti
 
 enum Role { LOADS, SCORES, OUTPUT };  // of a warpgroup: OUTPUT is the first of two
 enum NamedBarrier { QUERIES = 1 };
-// The sets of columns that a tile comes in, in the order in which a slot's are free, and loaded: those of RoPE, then those of each
-// half's first product, then of its second.
+// The sets of columns that a tile comes in. They are loaded in the order in which they become free: first RoPE's, then those of
+// each half's first product, then those of its second.
 constexpr int ROPE = 0, SETS = 1 + 2 * PRODUCTS;
 DEVICE constexpr int set_of(int half, int product) { return 1 + 2 * product + half; }
 

@@ -3,7 +3,7 @@
 
 using Pool = TensorMap;
 
-// Asks for the tiles of a unit. One thread does.
+// One thread asks for the tiles of a unit.
 struct Latent {
   const TensorMap& latent;
   const Sram& sram;

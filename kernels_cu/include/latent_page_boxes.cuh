@@ -3,9 +3,9 @@
 
 using Pool = TensorMap;  // each page is a batch of its own
 
-// Asks for the tiles of a unit. One lane does; a lane for each box looks its page up. A box is whole: it also brings what lies behind
-// the last key. Boxes behind it are of its page again, so that each tile comes whole. A tile's pages are looked up before the
-// tile before it is waited for.
+// One lane asks for the tiles of a unit. For each box a lane looks its page up. A box is whole: it also brings what lies behind the
+// last key. A tile has boxes behind the last key, too, so that it comes whole. These are of the last key's page again. A tile's
+// pages are looked up before the tile before it is waited for.
 struct Latent {
   static constexpr int OF_TILE = BC / PAGE_BOX;  // boxes of a panel
   static_assert(BC % PAGE_BOX == 0 && OF_TILE <= 32, "a lane for each box");

@@ -3,8 +3,7 @@
 
 using Pool = Tensor;
 
-// Copies the tiles of a unit. Two warps copy every other tile: that of their slot. Each lane knows where one row lies, and tells it
-// the others.
+// Two warps copy every other tile of a unit: the tiles of their slot. Each lane knows where one row lies, and tells the others.
 struct Latent {
   static constexpr int ROWS = BC / SLOT_WARPS;  // of a warp
 

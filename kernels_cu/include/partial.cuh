@@ -46,7 +46,7 @@ struct UnitRows {
   }
 
   DEVICE void store_lse(int head, int query, float m, float l) const {
-    store_global(lse + units.lse_at(unit, head, query), (m + log2_approx(l)) * LN2);
+    store_global(lse + lse_at(units, shape, unit, head, query), (m + log2_approx(l)) * LN2);
   }
 
   // Counts this warp, whose partial results of a node are written. Is it the last one for the node's parent? Then those of the

@@ -10,15 +10,15 @@ struct Unit {
   static constexpr int first_key = 0;  // where its keys begin
 };
 
-// All units. Those that share keys follow one another, and a block takes every gridDim.x-th. Divisions are slow (and exponentials'
-// units compute them), so a block steps from one unit to the next.
+// All units. Units that share keys follow one another, and a block takes every gridDim.x-th. A division is slow. So a
+// block steps from one unit to the next.
 struct Units {
-  const Shape& shape;
+  const Shape& batch;
   int group, all_rows, row_tiles, runs, kv_heads, batches;
   Unit step;
 
   DEVICE explicit Units(const Shape& shape)
-      : shape(shape), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
+      : batch(shape), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
         runs(::most_runs(shape, group)), kv_heads(ONE_KV_HEAD ? 1 : shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
 
   // Where a walk begins. From there next() goes to the block's first unit.
@@ -34,13 +34,9 @@ struct Units {
     if (unit.kv_head >= kv_heads) unit.kv_head -= kv_heads, ++unit.batch;
     return unit.batch < batches;
   }
-  DEVICE const Shape& alone(const Unit&) const { return shape; }
+  DEVICE const Shape& alone(const Unit&) const { return batch; }
   DEVICE int runs_of(const Unit&) const { return runs; }
   DEVICE int most_runs() const { return runs; }
-  // Where the LSE of a row lies.
-  DEVICE long long lse_at(const Unit& unit, int head, int query) const {
-    return (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query;
-  }
 
  private:
   DEVICE Unit at(unsigned i) const {

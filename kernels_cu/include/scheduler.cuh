@@ -36,7 +36,7 @@ DEVICE HeadTile head_tile_at(const Shape& shape, int row_tiles, int number) {
 }
 
 // The row tiles of one persistent block, by number. The block begins with its own number, and takes every gridDim-th one (CUTLASS: a
-// static tile scheduler), or with DYNAMIC the next one that nobody has drawn yet (a dynamic one).
+// static tile scheduler), or with DYNAMIC the next one that no block has drawn yet (a dynamic one).
 struct Agenda {
   const Shape& shape;
   Offsets offsets = {};

@@ -3,9 +3,10 @@
 
 #include "elements.cuh"
 
-// Partial results have a row's columns as lanes hold them: of each sixteen, a lane has two of the first eight and two of the others,
-// and stores the four together. So a warp's store has 64 bytes of a row, not 32, and half as many wait for the L1. Here the lanes
-// swap them for four that are neighbours in the output: of the first eight in even lanes, of the others in odd ones.
+// In partial results a row's columns lie as lanes hold them. A lane has two of the first eight of sixteen columns and two of the
+// last eight. It stores these four together. So a warp's store has 64 bytes of a row, not 32, and half as many stores wait for the
+// L1. Here the lanes swap them for four columns that are neighbours in the output: even lanes get four of the first eight, odd
+// lanes four of the last.
 DEVICE float4 neighbours(float4 x) {
   const bool odd = lane_id() % 2;
   const float a = shuffle_xor(odd ? x.x : x.z, 1), b = shuffle_xor(odd ? x.y : x.w, 1);
@@ -13,12 +14,13 @@ DEVICE float4 neighbours(float4 x) {
 }
 DEVICE int first_of_neighbours() { return lane_id() / 4 * 16 + lane_id() % 2 * 8 + lane_id() % 4 / 2 * 4; }
 
-// What the chunks of a row have together, of the columns that a lane has.
+// The sum over the chunks of a row, in the columns that a lane has.
 struct Total {
   float m = LOWEST, l = 0;
   float4 o = make_float4(0, 0, 0, 0);
 
-  // Adds up `chunks` of them in a fixed order, of which AT_ONCE are asked for at once. From each to the next it is `apart` rows.
+  // Adds up `chunks` partial results in a fixed order. A warp asks for AT_ONCE of them together. The next one lies `apart` rows
+  // further.
   template <int AT_ONCE>
   DEVICE void add(const float* partial, const float* partial_m, const float* partial_l, long long first_part, int apart, int chunks) {
     const float* own = partial + first_part * VALUE_DIM + warp_id() * 128 + lane_id() * 4;

@@ -1,8 +1,8 @@
-// The tree over the chunks of keys that a row tile sees. Neighbours merge two by two, by their numbers along the keys: so it is the
-// same tree whoever computes what. Here is also which part of it a block computes (units), and where partial results lie in HBM.
+// The tree over the chunks of keys that a row tile sees. Neighbours merge two by two, by their numbers along the keys. So the tree is
+// the same, whichever warp computes what. A block computes units of it, and a unit has a place among the partial results in HBM.
 //
-// A unit has a run of chunks, and merges them in registers. Above the runs, nodes have 32 children each (five levels of the tree in
-// one step): run r is a child of node r / 32, whatever the grid is. Only the nodes that a row tile sees exist. A level with n nodes
+// A unit has a run of chunks, and merges them in registers. Above the runs, a node has 32 children (five levels of the tree in one
+// step). Run r is a child of node r / 32, whatever the grid is. Only the nodes that a row tile sees exist. A level with n nodes
 // at most has n places, from the runs on. See Splits in simulator/programs/flash_decoding.py.
 #pragma once
 
@@ -42,8 +42,8 @@ DEVICE Part joined(const Part& x, const Part& y) {
   return both;
 }
 
-// The same for 32 partial results, of which each lane has the maximum and the sum of one: first what all of them together have,
-// and what weighs each in each of the five levels.
+// Joins 32 partial results. Each lane has the maximum and the sum of one. This finds the maximum and the sum of all of them together,
+// and the weight of each in each of the five levels.
 struct Weights {
   static constexpr int LEVELS = log2_of(CHILDREN);
   float m, l, of_level[LEVELS];
@@ -116,6 +116,12 @@ DEVICE int most_runs(const Shape& shape, int group) {
 #else
 #include "plain_units.cuh"
 #endif
+
+// Where the LSE of a row lies. `shape` is the launch's.
+DEVICE long long lse_at(const Units& units, const Shape& shape, const Unit& unit, int head, int query) {
+  if constexpr (RAGGED) return (static_cast<long long>(head) * units.batches + unit.batch) * units.batch.len_q + query;
+  return (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query;
+}
 
 // Which rows a unit has, which tiles and chunks they see, and the unit's own chunks. Rows that see no key have one chunk without.
 struct Place {
