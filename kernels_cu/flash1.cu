@@ -15,8 +15,8 @@ constexpr int THREADS = WARPS * 32;
 constexpr int WARP_KEYS = BC / WARPS;
 constexpr int ROW_FRAGMENTS = BR / 16;
 constexpr int CHUNK_COLUMNS = HEAD_DIM < 64 ? HEAD_DIM : 64;     // of O: two a lane
-constexpr int UPDATE_ROWS = BR / WARPS;                          // a warp updates so many rows of O,
-constexpr int UPDATE_BATCH = UPDATE_ROWS < 8 ? UPDATE_ROWS : 8;  // so many loads at a time on their way
+constexpr int UPDATE_ROWS = BR / WARPS;                          // rows of O that a warp updates,
+constexpr int UPDATE_BATCH = UPDATE_ROWS < 8 ? UPDATE_ROWS : 8;  // and loads of them that are on their way together
 
 static_assert(WARP_KEYS % 16 == 0, "a warp takes whole fragments of 16 keys");
 static_assert(UPDATE_ROWS % UPDATE_BATCH == 0, "a warp updates whole batches of rows");

@@ -3,28 +3,23 @@
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype
 //   lse (batch, heads, len_q) float32         rows padded to 16 bytes
 //
-// One thread block owns BR rows of Q and walks the key tiles that they see (the paper swaps FlashAttention-1's loops:
-// Q outside, K and V inside), so O, m and l never leave the registers. Split-Q: warp w owns BR / WARPS of the rows and
-// all BC columns of a tile. No warp needs another's scores, but each reads all of K and V from SRAM: with 32 rows per
-// warp, every fragment of K and V that is read feeds two products.
+// A block owns BR rows of Q and walks the key tiles that they see. The paper swaps FlashAttention-1's loops: Q is outside, K and V are
+// inside. So O, m and l never leave the registers. Split-Q: a warp owns BR / WARPS of the rows and all BC columns of a tile. No warp
+// needs another's scores, but each reads all of K and V from SRAM. With 32 rows a warp, a fragment of K or V feeds two products.
 //
 //   SRAM        Q  BR x D | K  STAGES x (BC x D) | V  STAGES x (BC x D)     D = HEAD_DIM, head_dim rounded up to 16
 //   registers   O (BR x D) and S (BR x BC) in float32, spread over the warps; m, l of each row
 //
-// Expected: HBM reads Q once, K and V once per row of tiles, writes O and the LSE once; the tensor cores bind.
-// Measured: README.md leads to the newest bytes and times.
+// Expected: HBM reads Q once, and K and V once per row of tiles. O and the LSE are written once. The tensor cores bind.
 //
-// 255 registers leave two warps to a scheduler, and while both are in their softmax, nothing is multiplied. Hence no branch
-// stands between the exponentials and P V (the compiler then mixes them), and Bc is 128 at D = 64. Two stages pay where two
-// blocks per SM still fit.
+// 255 registers leave two warps to a scheduler. While both are in their softmax, nothing is multiplied. So no branch stands between
+// the exponentials and P V, and the compiler mixes them. Two stages pay where two blocks per SM still fit.
 #include "mma.cuh"
-#include "packed_mask.cuh"
-#include "philox.cuh"
-#include "sequences.cuh"
+#include "scheduler.cuh"
 #include "softmax.cuh"
+#include "variant.cuh"
 
-constexpr int THREADS = WARPS * 32;
-constexpr int WARP_ROWS = BR / WARPS;
+constexpr int THREADS = WARPS * 32, WARP_ROWS = BR / WARPS;
 constexpr int ROW_FRAGMENTS = WARP_ROWS / 16;  // 16 rows of a warp
 static_assert(BR % (16 * WARPS) == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for K and V, or two");
@@ -33,25 +28,11 @@ using QTile = Tile<BR, HEAD_DIM>;
 using WarpTile = Tile<WARP_ROWS, HEAD_DIM>;  // a warp's rows of Q
 using KVTile = Tile<BC, HEAD_DIM>;
 
-// Which rows of which head a block computes. Blocks start in the order of their number, so under a causal mask the
-// longest rows (the last) come first and the short ones fill the gaps at the end. `group` heads run side by side before
-// the next ones start (a swizzle of the heads for the L2): few enough that their K and V stay in the L2 while all their
-// rows pass.
-struct Place { int flat_head, row_tile; };
-
-DEVICE Place place_of(const Shape& shape, int block) {
-  const int row_tiles = row_tiles_of(shape);
-  const int first_head = block / (shape.group * row_tiles) * shape.group;  // of the group
-  const int heads = min(shape.group, shape.batch * shape.heads - first_head);
-  const int place = block - first_head * row_tiles;
-  return {first_head + place % heads, row_tiles - 1 - place / heads};
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const float* sinks,
        const float* alibi_slopes, const int* offsets_q, const int* offsets_kv, const unsigned* mask_bits, const int* mask_tiles,
        const long long* rng_state, const Shape batches) {
-  const auto [flat_head, row_tile] = place_of(batches, blockIdx.x);
+  const auto [flat_head, row_tile] = head_tile_at(batches, row_tiles_of(batches), blockIdx.x);  // blocks start in this order
   const int batch = flat_head / batches.heads, head = flat_head % batches.heads;
 
   // step: load_q (which rows)
@@ -82,20 +63,16 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   TileLoader<THREADS, KVTile> k_loader(k_rows, k.row, row_bytes(shape)), v_loader(v_rows, v.row, row_bytes(shape));
   Visit here, next;  // at this place of the mask's list, and at the next
   auto load = [&](TileLoader<THREADS, KVTile>& loader, KVTile to, int j, Visit visit) {
-    if constexpr (MASK)
-      loader.at(visit.tile()).load(to, shape.len_kv - visit.tile() * BC);
-    else
-      loader.load(to, shape.len_kv - j * BC);
+    if constexpr (MASK) return loader.at(visit.tile()).load(to, shape.len_kv - visit.tile() * BC);
+    loader.load(to, shape.len_kv - j * BC);
   };
   auto load_k = [&](int j, Visit visit) { load(k_loader, k_tile(j), j, visit); };
   auto load_v = [&](int j, Visit visit) { load(v_loader, v_tile(j), j, visit); };
 
   // step: load_q
-  const char* first_q = row_address(q, batch, head, own.q + first_row);
-  load_tile<THREADS>(q_tile, first_q, q.row, rows, row_bytes(shape));  // line 4
+  load_tile<THREADS>(q_tile, row_address(q, batch, head, own.q + first_row), q.row, rows, row_bytes(shape));  // line 4
   copy_commit();
-  const float slope = of_head<ALIBI>(alibi_slopes, head, 0);
-  const Dropout dropout = Dropout(rng_state, batches.kept).of_head(flat_head);
+  const Variant variant(alibi_slopes, rng_state, batches, flat_head);
 
   // step: load_k (prefetch)
   if (MASK && tiles.first <= tiles.last) next = visits.at(tiles.first);
@@ -105,16 +82,16 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   if (STAGES == 2 && tiles.first <= tiles.last) load_v(tiles.first, next);
   copy_commit();
 
-#if Q_IN_REGISTERS
-  // step: load_q (to registers, for all key tiles)
-  FragmentA q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
-  copy_wait<1>();
-  barrier();
+  FragmentA q_fragments[Q_IN_REGISTERS ? HEAD_DIM / K_STEP : 1][ROW_FRAGMENTS];
+  if constexpr (Q_IN_REGISTERS) {
+    // step: load_q (to registers, for all key tiles)
+    copy_wait<1>();
+    barrier();
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
+    for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
 #pragma unroll
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_a(q_rows, 16 * i, d * K_STEP);
-#endif
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_a(q_rows, 16 * i, d * K_STEP);
+  }
 
   const Scores scores(shape);
   const auto [c, sign] = scores;
@@ -144,11 +121,9 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
 
     // step: mask (its bits, ahead)
     MaskBits hidden[ROW_FRAGMENTS];
-    if constexpr (MASK) {
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i)
-        hidden[i].load(mask_bits, shape, own.mask_tile(), here, warp_row / 16 + i);
-    }
+    for (int i = 0; i < ROW_FRAGMENTS; ++i)
+      if (MASK) hidden[i].load(mask_bits, shape, own.mask_tile(), here, warp_row / 16 + i);
 
     // step: scores
     float s[ROW_FRAGMENTS][S_FRAGMENTS][4] = {};  // line 8: S = Q K_jᵀ
@@ -156,13 +131,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
     for (int d = 0; d < HEAD_DIM / K_STEP; ++d) {
       FragmentA a[ROW_FRAGMENTS];
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-#if Q_IN_REGISTERS
-        a[i] = q_fragments[d][i];
-#else
-        a[i] = load_a(q_rows, 16 * i, d * K_STEP);
-#endif
-      }
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) a[i] = Q_IN_REGISTERS ? q_fragments[d][i] : load_a(q_rows, 16 * i, d * K_STEP);
 #pragma unroll
       for (int n = 0; n < S_FRAGMENTS; n += 2) {
         const FragmentB b = load_b_rows(k_tile(j), 8 * n, d * K_STEP);
@@ -178,19 +147,12 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
       copy_commit();
     }
 
-    if constexpr (SOFT_CAP || ALIBI) {
-#pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i)
-        scores.bend(s[i], shape, lane_row + 16 * i, key_tile(j, here) * BC + 2 * (opaque(lane_id()) % 4), slope);
-    }
+    variant.bend(s, scores, shape, lane_row, key_tile(j, here) * BC);
 
     // step: mask
     if constexpr (MASK) {
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-        scores.flip(s[i]);
-        hidden[i].hide(s[i], here, -INF);
-      }
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) scores.flip(s[i]), hidden[i].hide(s[i], here, -INF);
     } else if (j < full.first || j > full.last) {
 #pragma unroll
       for (int i = 0; i < ROW_FRAGMENTS; ++i) {
@@ -238,11 +200,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
           s[i][n][e] = exp2_approx(c * s[i][n][e] - m[i][e / 2]);  // line 9: P = exp(S - m_new), l = alpha l +
           l[i][e / 2] += s[i][n][e];                               // rowsum(P): the quad's parts are added at the end
         }
-    if constexpr (DROPOUT) {
-#pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i)
-        dropout.drop(s[i], (first_row + warp_row) / 16 + i, key_tile(j, here) * (BC / 16));
-    }
+    variant.drop(s, (first_row + warp_row) / 16, key_tile(j, here) * (BC / 16));
 
     // step: output
 #pragma unroll
@@ -261,11 +219,12 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   }
 
   copy_wait<0>();  // without key tiles Q is still on its way
-  const Place place = place_of(batches, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  const int block = opaque(static_cast<int>(blockIdx.x));
+  const HeadTile place = head_tile_at(batches, row_tiles_of(batches), block);  // once more: cheaper than registers
   const int out_row = RAGGED ? lane_row : place.row_tile * BR + warp_row + lane_id() / 4;
 
   // step: normalize (its sink)
-  const float sink = of_head<SINKS>(sinks, place.flat_head % shape.heads, -INF);
+  const float sink = of_head<SINKS>(sinks, place.head % shape.heads, -INF);
 #pragma unroll
   for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
@@ -279,11 +238,11 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
       const float factor = sum > 0 ? of_kept(alpha * reciprocal(sum), batches.kept) : 0;
 
       // step: store_o
-      char* address = row_address(out, place.flat_head / shape.heads, place.flat_head % shape.heads, packed_row);
+      char* address = row_address(out, place.head / shape.heads, place.head % shape.heads, packed_row);
       store_row(address, o[i], half, factor, inside ? padded_row_bytes(shape) : 0);
 
       // step: store_lse
-      float* row_lse = lse + static_cast<long long>(place.flat_head) * batches.len_q + packed_row;
+      float* row_lse = lse + static_cast<long long>(place.head) * batches.len_q + packed_row;
       if (inside && t == 0)  // line 13: L = m + log(l), -inf for a row without keys
         store_global(row_lse, (m[i][half] + log2_approx(sum)) * LN2);
     }

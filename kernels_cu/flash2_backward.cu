@@ -5,29 +5,26 @@
 //   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
 //   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (sum_tiles.cuh)
 //
-// Three launches. The first computes D = rowsum(dO · O) - dLSE and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main launch
-// a thread block owns BC keys of a KV head, and walks the query tiles that see them, of all query heads that share the KV head.
-// So dK and dV never leave its registers, and GQA needs neither a workspace nor a sum over heads. It computes S transposed, with
-// keys as rows. dQ is spread over the blocks, which add to it in HBM (red: nothing comes back, so nobody waits).
+// Three launches. The first computes D = rowsum(dO · O) - dLSE and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main
+// launch a block owns BC keys of a KV head. It walks the query tiles that see them, of all query heads that share the KV head. So
+// dK and dV never leave its registers, and GQA needs neither a workspace nor a sum over heads. The block computes S transposed:
+// keys are rows. dQ is spread over the blocks, which add to it in HBM. They do so by red. Nothing comes back, so no warp waits.
 //
 // How the warps share the work: backward.cuh.
 //
 //   SRAM        K, V  BC x D | P, dS  BC x BR | Q, dO  STAGES x (BR x D)     D = HEAD_DIM, head_dim rounded up to 16
 //   registers   dK and dV (BC x D), S and dP (BC x BR) in float32, spread over the warps; then dQ (BR x D) in place of the last two
 //
-// Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: of 32 x 32 scores
-// per warp, each fragment that is read feeds two products. Up to head dim 64 a warp has 32 x 64 of them, where those of Q and dO feed
-// two and those of K and V four.
-#include "backward.cuh"
-#include "sequences.cuh"
+// Expected: HBM reads K and V once. It reads Q and dO, and adds to dq_sum, once per column of tiles. SRAM binds. A warp has 32 x 32
+// scores, and each fragment that is read feeds two products. Up to head dim 64 a warp has 32 x 64 scores: a fragment of Q or dO
+// feeds two products, and one of K or V feeds four.
+#include "flash2_backward.cuh"
 #include "sum_tiles.cuh"
-
-static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
                       const Shape shape) {
-  // step: delta (of which rows)
+  // step: delta (which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
 
@@ -36,19 +33,6 @@ flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
 
   // step: zero_dq
   clear_sums<HEAD_DIM>(dq_sum, shape, rows);
-}
-
-// Which keys of which KV head a block owns. Blocks start in the order of their number, so under a causal mask the keys that most
-// queries see (the first) come first. The KV heads of a group run side by side before the next ones start, so that what their
-// blocks share (Q, dO and the sums of dQ) stays in the L2.
-struct Place { int flat_head, key_tile; };
-
-DEVICE Place place_of(const Shape& shape, int block) {
-  const int key_tiles = row_tiles_of<BC>(transposed(shape)), group = shape.group / (shape.heads / shape.kv_heads);
-  const int first_head = block / (group * key_tiles) * group;  // of the group
-  const int heads = min(group, shape.batch * shape.kv_heads - first_head);
-  const int place = block - first_head * key_tiles;
-  return {first_head + place % heads, place / heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -69,37 +53,28 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
   const Keys tiles = {uniform(walk.first), uniform(walk.last)};
 
-  const KVTile k_tile{sram_base()}, v_tile{k_tile.base + KVTile::BYTES};
-  const PTile p_tile{v_tile.base + KVTile::BYTES}, ds_tile{p_tile.base + PTile::BYTES};
-  auto q_tile = [&](int stage) { return QTile{ds_tile.base + PTile::BYTES + stage * QTile::BYTES}; };
-  auto do_tile = [&](int stage) { return QTile{q_tile(STAGES).base + stage * QTile::BYTES}; };
-  name_sram("k", k_tile.base, KVTile::BYTES);
-  name_sram("v", v_tile.base, KVTile::BYTES);
-  name_sram("p", p_tile.base, PTile::BYTES);
-  name_sram("ds", ds_tile.base, PTile::BYTES);
-  name_sram("q", q_tile(0).base, STAGES * QTile::BYTES);
-  name_sram("dout", do_tile(0).base, STAGES * QTile::BYTES);
+  const Sram sram;
+  sram.name();
 
   // step: load_kv
   const int kv_head = place.flat_head % shape.kv_heads;
-  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, keys_before + first_key), k.row, end_key - first_key, row_bytes(shape));
-  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(sram.k, row_address(k, batch, kv_head, keys_before + first_key), k.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(sram.v, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
   const Dropout dropout(rng_state, shape.kept);
 
-  struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
-  Visit here{kv_head * group, tiles.first};
+  const Visits<false> visits{tiles};
+  Visit here{kv_head * group, visits.begin()};
   const int end_head = tiles.first <= tiles.last ? here.head + group : here.head;
-  auto after = [&](Visit at) { return at.i < tiles.last ? Visit{at.head, at.i + 1} : Visit{at.head + 1, tiles.first}; };
   float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
 
   auto load = [&](Visit at, int stage) {
     const int first_query = at.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
 
     // step: load_q (prefetch)
-    load_tile<THREADS>(q_tile(stage), row_address(q, batch, at.head, first_row), q.row, rows, row_bytes(shape));
+    load_tile<THREADS>(sram.q(stage), row_address(q, batch, at.head, first_row), q.row, rows, row_bytes(shape));
 
     // step: load_do (prefetch)
-    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, at.head, first_row), dout.row, rows, row_bytes(shape));
+    load_tile<THREADS>(sram.dout(stage), row_address(dout, batch, at.head, first_row), dout.row, rows, row_bytes(shape));
   };
   auto load_statistics = [&](Visit at) {
     const int first_query = at.i * BR, rows = shape.len_q - first_query;
@@ -139,13 +114,13 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) delta_here[r] = kept_part(delta_ahead[r], shape.kept);
     if (STAGES == 2) {
-      if (const Visit next = after(here); next.head < end_head) load(next, stage ^ 1);
+      if (const Visit next = visits.after(here); next.head < end_head) load(next, stage ^ 1);
       copy_commit();
     }
 
     // step: scores
     Transposed s = {};  // line 11: Sᵀ = K_j Q_iᵀ
-    multiply_by_queries(s, k_tile, q_tile(stage), warp);
+    multiply_by_queries(s, sram.k, sram.q(stage), warp);
     bend(s, scores, shape);
 
     // step: mask
@@ -156,37 +131,37 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
     // step: exp
     const Dropout of_head = dropout.of_head(batch * shape.heads + here.head);
-    exponentials(s, c, lse_here, p_tile, warp, of_head, first_key, here.i * BR);  // line 12: P = exp(S - L)
+    exponentials(s, c, lse_here, sram.p, warp, of_head, first_key, here.i * BR);  // line 12: P = exp(S - L)
 
     // step: dp
     Transposed dp;  // line 14: dP = dO_i V_jᵀ, from which D is taken at once
     begin_below(dp, delta_here);
-    multiply_by_queries(dp, v_tile, do_tile(stage), warp);
+    multiply_by_queries(dp, sram.v, sram.dout(stage), warp);
 
     // step: ds
     if constexpr (DROPOUT) drop_gradient(dp, s, delta_here);
-    scores_gradient(dp, s, ds_tile, warp);  // line 15: dS = P (dP - D)
-    if (const Visit next = after(here); next.head < end_head) load_statistics(next);  // not earlier: S and dP need the registers
+    scores_gradient(dp, s, sram.ds, warp);  // line 15: dS = P (dP - D)
+    if (const Visit next = visits.after(here); next.head < end_head) load_statistics(next);  // not earlier: S and dP need the registers
     barrier();  // P and dS are there
 
     // step: dv
-    multiply_by_columns(dv_sum, p_tile, do_tile(stage), warp);  // line 13: dV_j += Pᵀ dO_i
+    multiply_by_columns(dv_sum, sram.p, sram.dout(stage), warp);  // line 13: dV_j += Pᵀ dO_i
 
     // step: dk
-    multiply_by_columns(dk_sum, ds_tile, q_tile(stage), warp);  // line 17: dK_j += dSᵀ Q_i
+    multiply_by_columns(dk_sum, sram.ds, sram.q(stage), warp);  // line 17: dK_j += dSᵀ Q_i
 
     if (STAGES == 1) {
       barrier();  // all warps are done with Q_i and dO_i
-      if (const Visit next = after(here); next.head < end_head) load(next, 0);
+      if (const Visit next = visits.after(here); next.head < end_head) load(next, 0);
       copy_commit();
     }
 
     // step: dq
     QueryGradient dq = {};  // line 16: dQ_i += dS K_j
-    multiply_for_queries(dq, ds_tile, k_tile, warp);
+    multiply_for_queries(dq, sram.ds, sram.k, warp);
     const int first_tile = RAGGED ? queries_before / BR + own.sequence : 0;
     add_gradient(dq_sum, sum_tile_of(batches, batch * shape.heads + here.head, here.i, first_tile), dq, warp);
-    here = after(here);
+    here = visits.after(here);
   }
 
   // step: store_dkv
@@ -202,7 +177,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, const Shape shape) {
-  // step: convert_dq (of which rows)
+  // step: convert_dq (which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
 

@@ -1,38 +1,24 @@
-// FlashAttention-2, backward, with the same bits in each run: flash2_backward.cu, whose first and last launch it shares, with the
-// sums of dQ in one order.
+// FlashAttention-2, backward, with the same bits in each run: the sums of dQ have one order. The first and the last launch are
+// those of flash2_backward.cu.
 //
 //   drawn (batch * kv_heads, or of a ragged batch kv_heads, sequences), turns (batch * heads, len_q)    zeros before and after
 //   number (batch * kv_heads, len_kv)    the key tile that each block has drawn
 //   turns and number have something for each tile, which lies at its first row
 //
-// The blocks of a query tile add to its dQ in the order of their key tiles: each waits for its turn. A block draws its key tile,
-// when it begins, from a counter of its KV head, or of its sequence there. So it waits only for blocks that have begun, and nothing
+// The blocks of a query tile add to its dQ in the order of their key tiles. Each block waits for its turn. When a block begins, it
+// draws its key tile from a counter of its KV head (or of its sequence there). So it waits only for blocks that have begun. Nothing
 // hangs, whatever the grid is and in whichever order blocks start.
 //
-// All walk from the last query to the first. Under a causal mask, key tiles then begin together at the queries that all of them
-// see, and the longest begin first; in a window, each comes to a query tile after those before it have left. So a block is late
-// by the adding of those before it, which run side by side with it, and not by their tiles. From then on it waits for nobody. (To
-// begin at a query tile of one's own and to wrap would spare that, but then blocks wait for higher numbers: if those find no room,
-// nobody ever goes on. A launch whose blocks own query tiles would need no order, but computes S and dP again: seven products for
-// five.)
+// All blocks walk from the last query to the first. Under a causal mask, key tiles then begin together, at the queries that all of
+// them see, and the longest begin first. In a window, each comes to a query tile after those before it have left. So a block is
+// late by the adding of those before it, which run side by side with it, and not by their tiles. From then on it waits for no other
+// block.
 //
+// Two other ways were not taken. A block might begin at a query tile of its own, and wrap. Then blocks would wait for higher numbers,
+// and if those found no room, all would hang. A launch whose blocks own query tiles would need no order. But it computes S and dP
+// again: seven products in place of five.
 // SRAM and registers are those of flash2_backward.cu. Expected: as fast, but for two barriers and a fence per tile.
-#include "backward.cuh"
-#include "sequences.cuh"
-
-static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
-
-// The KV head of a block, and its place among the key tiles there, from which a ragged batch has its sequence. Those of a group
-// run side by side before the next ones start, as in flash2_backward.cu.
-struct Place { int flat_head, key_tile; };
-
-DEVICE Place place_of(const Shape& shape, int block) {
-  const int key_tiles = row_tiles_of<BC>(transposed(shape)), group = shape.group / (shape.heads / shape.kv_heads);
-  const int first_head = block / (group * key_tiles) * group;  // of the group
-  const int heads = min(group, shape.batch * shape.kv_heads - first_head);
-  const int place = block - first_head * key_tiles;
-  return {first_head + place % heads, place / heads};
-}
+#include "flash2_backward.cuh"
 
 // Whose turn it is to add to the dQ of a query tile: its counter, and the key tiles that its queries see. `begin` is the first row
 // of the head, of all batches and sequences.
@@ -73,27 +59,18 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
   const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
   const Keys tiles = {uniform(walk.first), uniform(walk.last)};
 
-  const KVTile k_tile{sram_base()}, v_tile{k_tile.base + KVTile::BYTES};
-  const PTile p_tile{v_tile.base + KVTile::BYTES}, ds_tile{p_tile.base + PTile::BYTES};
-  auto q_tile = [&](int stage) { return QTile{ds_tile.base + PTile::BYTES + stage * QTile::BYTES}; };
-  auto do_tile = [&](int stage) { return QTile{q_tile(STAGES).base + stage * QTile::BYTES}; };
-  name_sram("k", k_tile.base, KVTile::BYTES);
-  name_sram("v", v_tile.base, KVTile::BYTES);
-  name_sram("p", p_tile.base, PTile::BYTES);
-  name_sram("ds", ds_tile.base, PTile::BYTES);
-  name_sram("q", q_tile(0).base, STAGES * QTile::BYTES);
-  name_sram("dout", do_tile(0).base, STAGES * QTile::BYTES);
+  const Sram sram;
+  sram.name();
 
   // step: load_kv
   const int kv_head = flat_head % shape.kv_heads;
-  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, keys_before + first_key), k.row, end_key - first_key, row_bytes(shape));
-  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(sram.k, row_address(k, batch, kv_head, keys_before + first_key), k.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(sram.v, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
   const Dropout dropout(rng_state, shape.kept);
 
-  struct Visit { int head, i; };  // a tile of queries of one of the group's heads
-  Visit here{kv_head * group, tiles.last};
+  const Visits<true> visits{tiles};
+  Visit here{kv_head * group, visits.begin()};
   const int end_head = tiles.first <= tiles.last ? here.head + group : here.head;
-  auto after = [&](Visit at) { return at.i > tiles.first ? Visit{at.head, at.i - 1} : Visit{at.head + 1, tiles.last}; };
   float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
 
   auto row_of = [&](int head, int row) { return (static_cast<long long>(batch) * shape.heads + head) * batches.len_q + row; };
@@ -102,10 +79,10 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
     const int first_query = at.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
 
     // step: load_q (prefetch)
-    load_tile<THREADS>(q_tile(stage), row_address(q, batch, at.head, first_row), q.row, rows, row_bytes(shape));
+    load_tile<THREADS>(sram.q(stage), row_address(q, batch, at.head, first_row), q.row, rows, row_bytes(shape));
 
     // step: load_do (prefetch)
-    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, at.head, first_row), dout.row, rows, row_bytes(shape));
+    load_tile<THREADS>(sram.dout(stage), row_address(dout, batch, at.head, first_row), dout.row, rows, row_bytes(shape));
   };
   auto load_statistics = [&](Visit at) {
     const int first_query = at.i * BR, rows = shape.len_q - first_query;
@@ -145,13 +122,13 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) delta_here[r] = kept_part(delta_ahead[r], shape.kept);
     if (STAGES == 2) {
-      if (const Visit next = after(here); next.head < end_head) load(next, stage ^ 1);
+      if (const Visit next = visits.after(here); next.head < end_head) load(next, stage ^ 1);
       copy_commit();
     }
 
     // step: scores
     Transposed s = {};  // line 11: Sᵀ = K_j Q_iᵀ
-    multiply_by_queries(s, k_tile, q_tile(stage), warp);
+    multiply_by_queries(s, sram.k, sram.q(stage), warp);
     bend(s, scores, shape);
 
     // step: mask
@@ -162,34 +139,34 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
 
     // step: exp
     const Dropout of_head = dropout.of_head(batch * shape.heads + here.head);
-    exponentials(s, c, lse_here, p_tile, warp, of_head, first_key, here.i * BR);  // line 12: P = exp(S - L)
+    exponentials(s, c, lse_here, sram.p, warp, of_head, first_key, here.i * BR);  // line 12: P = exp(S - L)
 
     // step: dp
     Transposed dp;  // line 14: dP = dO_i V_jᵀ, from which D is taken at once
     begin_below(dp, delta_here);
-    multiply_by_queries(dp, v_tile, do_tile(stage), warp);
+    multiply_by_queries(dp, sram.v, sram.dout(stage), warp);
 
     // step: ds
     if constexpr (DROPOUT) drop_gradient(dp, s, delta_here);
-    scores_gradient(dp, s, ds_tile, warp);  // line 15: dS = P (dP - D)
-    if (const Visit next = after(here); next.head < end_head) load_statistics(next);  // not earlier: S and dP need the registers
+    scores_gradient(dp, s, sram.ds, warp);  // line 15: dS = P (dP - D)
+    if (const Visit next = visits.after(here); next.head < end_head) load_statistics(next);  // not earlier: S and dP need the registers
     barrier();  // P and dS are there
 
     // step: dv
-    multiply_by_columns(dv_sum, p_tile, do_tile(stage), warp);  // line 13: dV_j += Pᵀ dO_i
+    multiply_by_columns(dv_sum, sram.p, sram.dout(stage), warp);  // line 13: dV_j += Pᵀ dO_i
 
     // step: dk
-    multiply_by_columns(dk_sum, ds_tile, q_tile(stage), warp);  // line 17: dK_j += dSᵀ Q_i
+    multiply_by_columns(dk_sum, sram.ds, sram.q(stage), warp);  // line 17: dK_j += dSᵀ Q_i
 
     if (STAGES == 1) {
       barrier();  // all warps are done with Q_i and dO_i
-      if (const Visit next = after(here); next.head < end_head) load(next, 0);
+      if (const Visit next = visits.after(here); next.head < end_head) load(next, 0);
       copy_commit();
     }
 
     // step: dq
     QueryGradient dq = {};  // line 16: dQ_i += dS K_j
-    multiply_for_queries(dq, ds_tile, k_tile, warp);
+    multiply_for_queries(dq, sram.ds, sram.k, warp);
     const Turn turn(shape, row_of(here.head, queries_before), here.i);
     if (threadIdx.x == 0) wait_for(turns + turn.counter, first_key / BC - turn.tiles.first);
     barrier();  // all key tiles before have added their parts
@@ -198,7 +175,7 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
     barrier();  // all warps have added theirs
     const Turn same(shape, row_of(here.head, queries_before), opaque(here.i));  // computed once more: cheaper than registers
     if (threadIdx.x == 0) count_up(turns + same.counter, same.tiles.last - same.tiles.first);
-    here = after(here);
+    here = visits.after(here);
   }
 
   // step: store_dkv

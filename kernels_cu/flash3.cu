@@ -7,8 +7,8 @@
 //   - Blocks are persistent: there is one per SM, which takes row tile after row tile. While the consumers finish one tile, the
 //     producer loads the next.
 //   - Under a causal mask a tile at the end of a head takes longer than one at its start. So blocks draw tiles from a counter, the
-//     longest first (DYNAMIC): whoever is free takes the next one. A draw is on its way while the last keys are loaded: no sooner, or
-//     it would be for a block that is not free for long.
+//     longest first (DYNAMIC): a block that is free takes the next one. It draws while it loads its last keys. If it drew sooner, it
+//     would hold a tile that another block could begin before it.
 //   - Where sequences have different lengths, or a mask of an array takes the registers, each row tile has a block of its own, and
 //     the longest comes first.
 //   - Heads run in groups whose K and V stay in the L2 while all their rows pass.

@@ -86,7 +86,7 @@ flash3_1(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     wgmma_wait<0>();
     settle(o);
 
-    barrier();  // everybody is done with K_j and V_j
+    barrier();  // all warps are done with K_j and V_j
     if (loader && j - STAGES >= work.tiles.first) {
       // step: load_k (into the slot that has become free)
       load_k(ring, j - STAGES);

@@ -15,12 +15,12 @@
 // them. For dQ = dS K all warpgroups' keys count: dS passes through SRAM, and each warpgroup computes a share of dQ, which it adds
 // to HBM straight from its registers.
 //
-// A tile's dQ is computed one tile later, beside the next dV and dK. So nobody waits for the other warpgroup's dS in the middle of a
-// tile, and the two drift apart: one multiplies while the other takes exponentials.
+// A tile's dQ is computed one tile later, beside the next dV and dK. So no warpgroup waits for the other's dS in the middle of a tile.
+// The two drift apart: one multiplies while the other takes exponentials.
 //
 // Up to head dim 64, blocks are persistent: there is one per SM, which takes key tile after key tile (Agenda). While the consumers
 // end one, and write its gradients, the producer loads the next one's first queries, then its K and V. Under a causal mask the first
-// keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): whoever is free takes
+// keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): a block that is free takes
 // the next one. Wider heads leave no registers for that, nor does dropout: each key tile has a block of its own (ONE_TILE).
 //
 // For the same bits in each run (IN_TURN: flash3_backward_deterministic) the blocks of a query tile add to its dQ in the order of
@@ -47,7 +47,7 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
     put_in_order(shape, {offsets_q, offsets_kv}, static_cast<OrderedTile*>(order));
   }
 
-  // step: delta (of which rows)
+  // step: delta (which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
 
@@ -357,7 +357,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 #if !IN_TURN
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash3_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, const Shape shape) {
-  // step: convert_dq (of which rows)
+  // step: convert_dq (which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
 

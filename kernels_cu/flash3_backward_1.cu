@@ -10,7 +10,7 @@
 // keys as rows. So P and dS already lie in its registers as dV += Pᵀ dO and dK += dSᵀ Q want them. Only dQ = dS K sums over the keys
 // of all warpgroups: for it alone dS passes through SRAM. Each warpgroup has a share of dQ, and adds it to HBM from its registers.
 //
-// One barrier per tile says two things. All of dS is there. And everybody is done with the tile before, so its place is free: what
+// One barrier per tile says two things. All of dS is there. And all warps are done with the tile before, so its place is free: what
 // comes next is loaded there.
 //
 // Expected: no instructions that copy, P no more in SRAM, and half of dS's reads. But while a warpgroup takes exponentials, nothing
@@ -116,7 +116,7 @@ flash3_backward_1(const __grid_constant__ TensorMap q, const __grid_constant__ T
     multiply_by_columns(dk_sum, ds, sram.q(slot));  // dK_j += dSᵀ Q_i
 
     // step: dq
-    barrier();  // all of dS is there, and everybody is done with the tile before
+    barrier();  // all of dS is there, and all warps are done with the tile before
     QueryGradient dq;
     settle(dq);
     wgmma_fence();

@@ -10,7 +10,7 @@
 // producer needs few registers and leaves its own to the consumers (setmaxnreg).
 //
 // So nothing waits for the whole block any more. Only for dQ a warpgroup waits for the other one's dS (`ds_full`), in the middle of
-// a tile. There are two buffers of dS. Whoever has seen all of one tile's dS knows that nobody reads that of the tile before.
+// a tile. There are two buffers of dS. A warp that has seen all of one tile's dS knows that no warp reads that of the tile before.
 //
 // NEW marks what this kernel adds to rung 1.
 //

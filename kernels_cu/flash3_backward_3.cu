@@ -7,7 +7,7 @@
 // The tensor cores must not wait for exponentials. There are two overlaps:
 //   - Within a warpgroup: the exponentials of S run beside the product for dP, and dQ is added to HBM beside those for dV and dK.
 //   - Between warpgroups: a tile's dQ is computed one tile later, beside the next dV and dK. The other warpgroup's dS has long been
-//     there by then. So nobody waits in the middle of a tile, and the two drift apart: one multiplies while the other takes
+//     there by then. So no warpgroup waits in the middle of a tile, and the two drift apart: one multiplies while the other takes
 //     exponentials.
 // And what isn't computed at all runs beside nothing: the sums of dP begin at -D, not at 0, so that nothing takes D away.
 //

@@ -15,8 +15,8 @@
 // registers to registers.
 //
 // In a ragged batch each sequence has places for its key tiles, and for its row tiles (sequences.cuh). What a block walks over is
-// cleared where a box reaches beyond its sequence. Its own rows beyond the end needn't be: no other row meets them, and nobody
-// stores what they get.
+// cleared where a box reaches beyond its sequence. Its own rows beyond the end needn't be: no other row meets them, and their
+// gradients aren't stored.
 //
 //   SRAM        K, V  64 x D | Q, dO  STAGES x (64 x D) | P  STAGES x (64 x 64) float32 | LSE, D  STAGES x 64 | mbarriers
 //               Q, dO  2 x (64 x D) | K  STAGES x (64 x D) | V  V_SLOTS x (64 x D) | mbarriers
@@ -136,7 +136,7 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
       settle(s);
 
       // step: mask
-      // Keys beyond the end don't matter: nobody stores their gradients.
+      // Keys beyond the end don't matter: their gradients aren't stored.
       if (scores.sign != 1 || here.i < full.first || here.i > full.last) {
         scores.flip(s);
         mask_scores(s, keys_first, lane_key, here.i * QUERIES, 2 * (opaque(lane_id()) % 4));

@@ -11,8 +11,8 @@
 //     behind the last key. K's part of that is masked. V's is cleared, for 0 times a NaN is NaN.
 //   - From other pages four warps copy row by row, 16 bytes at a time, into the swizzled tiles that the tensor cores read: two of
 //     them K, two V. Each lane looks the page of one key up, a tile ahead, and tells the other lanes where that key lies. It makes no
-//     difference how large a page is, and whether heads or keys lie next to each other. Rows behind the last key are zeros, and
-//     nobody reads them.
+//     difference how large a page is, and whether heads or keys lie next to each other. Rows behind the last key become zeros,
+//     and aren't read from HBM.
 //   - A copy doesn't count its bytes, as TMA does. A warp waits for its copies of a tile and says so, before it waits for the next
 //     slot. The ring has one free slot at a time, so nothing is lost by that.
 //   - How long requests are stands in HBM. So blocks draw row tiles from a counter, those of long requests first (requests.cuh). One

@@ -6,273 +6,30 @@
 //   partial (batch * kv_heads, places, rows, head_dim), partial_m, partial_l (batch * kv_heads, places, rows)    float32
 //   arrivals (batch * kv_heads, nodes, row tiles, WARPS)    zeros
 //
-// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has keys offsets_kv[s] ..
+// In a ragged batch the rows of a batch of 1 are sequences, with equally many queries. Sequence s has keys offsets_kv[s] ..
 // offsets_kv[s + 1] - 1, and partial results as if it were batch s.
 //
-// The query heads that share a KV head, and all queries, are the rows of one tile: row r is query r / G of head r % G. A unit of
-// work is BR rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other.
-// For the tensor cores queries are columns, and keys rows (keys_as_rows.cuh): eight rows of Q are enough for a product.
+// All queries of the heads that share a KV head are the rows of one tile: row r is query r / G of head r % G. A unit of work is BR
+// rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other. For the
+// tensor cores queries are columns and keys are rows (keys_as_rows.cuh). So eight rows of Q fill a product.
 //
-// Split-K: each of the WARPS warps that compute has all rows and its own keys of each tile. It copies them for itself, STAGES tiles
-// ahead and on into the next units, so bytes are on their way at all times. With lengths it goes through them once, a chunk
-// ahead of its copies, and tells itself in SRAM which units there are. As many other warps join what these have of a chunk, and merge
-// it with its neighbours: in the meantime the next chunk goes on. What lies in several units is merged by whichever warp comes last
-// to a node of the tree (tree.cuh), as soon as it comes: were it left to the block's end, the block that comes last would merge nearly
-// all. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
+// Split-K: WARPS warps compute. Each has all rows, and its own keys of each tile. It copies them itself, STAGES tiles ahead and on
+// into the next units, so bytes are on their way at all times. As many other warps merge: they join what the first ones have of a
+// chunk, and merge it with its neighbours. In the meantime the next chunk goes on. Some rows lie in several units. The warp that
+// comes last to a node of the tree (tree.cuh) merges the node at once. Left to the block's end, nearly all merging would fall to
+// the last block. No bit depends on which warp merges, on the length of runs, on the batch or on the grid.
 //
-// K and V may have 8 bits, with scales: see cache.cuh. In pages the last keys may be drafts, with a mask: see drafts.cuh.
+// Keys lie one behind the other (keys_in_rows.cuh) or in pages (keys_in_pages.cuh): flash_decoding.cuh chooses. With lengths, a
+// warp goes through them once, a chunk ahead of its copies (found_units.cuh). K and V may have 8 bits, with scales: see cache.cuh.
+// In pages the last keys may be drafts, with a mask: see drafts.cuh.
 //
 //   SRAM        Q  (STAGES + 1) x (BR x D) | m, l  WARPS x BR | m  BR | K, V  STAGES x (BC x D) | O  WARPS x (BR x D)
 //   registers   O (BR x D) and S (BR x BC / WARPS) in float32 per warp
 //
-// Expected: HBM reads K and V once; the bandwidth of DRAM binds, above a few µs for the launch, the first copy and the merge.
-#include "cache.cuh"
+// Expected: HBM reads K and V once. The bandwidth of DRAM binds, above a few µs for the launch, the first copy and the merge.
 #include "drafts.cuh"
-#include "elements.cuh"
-#include "keys_as_rows.cuh"
-#include "scores.cuh"
-#include "tree.cuh"
+#include "flash_decoding.cuh"
 #include "warpgroup.cuh"
-
-constexpr int THREADS = WARPS * 32;  // that compute, and as many that merge
-constexpr int WARP_KEYS = BC / WARPS;
-constexpr int KEY_FRAGMENTS = WARP_KEYS / 16, QUERY_FRAGMENTS = BR / 8, O_FRAGMENTS = HEAD_DIM / 16;
-constexpr int JOINING = 1, FREE = 2, FILLED = 3;  // named barriers
-static_assert(BR % 8 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
-
-using QTile = Tile<BR, HEAD_DIM>;
-using WarpTile = CacheTile<WARP_KEYS, HEAD_DIM>;
-constexpr int Q_SLOTS = STAGES + 1;  // a warp may be STAGES units ahead of another that still reads its queries
-constexpr int TOLD = STAGES <= 5 ? 8 : 16;  // units that a warp is ahead of itself, a power of two
-constexpr int RING_BYTES = STAGES * WARPS * WarpTile::BYTES;  // of K, and of V
-
-// The outputs of the warps in SRAM, float32. Chunks of 32 bytes change places by the row, against bank conflicts: lanes write eight
-// columns of every other row at once.
-struct Outputs {
-  unsigned base;
-  static constexpr int BYTES = BR * HEAD_DIM * 4;  // of a warp
-  DEVICE unsigned at(int warp, int row, int column) const {
-    const int turned = HEAD_DIM % 32 == 0 ? column ^ row / 2 % 4 * 8 : column ^ row / 2 % 2 * 8;
-    return base + warp * BYTES + (row * HEAD_DIM + turned) * 4;
-  }
-};
-
-struct Sram {
-  unsigned base = sram_base();
-
-  DEVICE QTile q(int slot) const { return {base + slot * QTile::BYTES}; }
-  DEVICE WarpTile k(int stage) const { return {q(Q_SLOTS).base + (stage * WARPS + warp_id()) * WarpTile::BYTES}; }
-  DEVICE WarpTile v(int stage) const { return {k(stage).base + RING_BYTES}; }
-  DEVICE Outputs o() const { return {q(Q_SLOTS).base + 2 * RING_BYTES}; }
-  DEVICE unsigned m_of(int warp, int row) const { return o().base + WARPS * Outputs::BYTES + (warp * BR + row) * 4; }
-  DEVICE unsigned l_of(int warp, int row) const { return m_of(WARPS + warp, row); }
-  DEVICE unsigned m(int row) const { return l_of(WARPS, row); }
-  // The scales of this warp's keys, and of its values; the scales of the channels of K that queries are multiplied with.
-  static constexpr int SCALE_BYTES = STAGES * BC * 4, OF_K = K_SCALE == TOKEN ? SCALE_BYTES : 0, OF_V = V_SCALE == TOKEN ? SCALE_BYTES : 0;
-  DEVICE unsigned k_scale(int stage) const { return m(BR) + (stage * BC + warp_id() * WARP_KEYS) * 4; }
-  DEVICE unsigned v_scale(int stage) const { return k_scale(stage) + OF_K; }
-  static constexpr int CHANNEL_BYTES = K_SCALE == CHANNEL ? Q_SLOTS * HEAD_DIM * 4 : 0;
-  DEVICE unsigned channels(int slot) const { return m(BR) + OF_V + slot * HEAD_DIM * 4; }
-  // The units that this warp has told itself, and where their keys begin.
-  static constexpr int TOLD_UNITS = WARPS * TOLD * 16;
-  DEVICE unsigned told(int slot) const { return m(BR) + OF_K + OF_V + CHANNEL_BYTES + (warp_id() * TOLD + slot) * 16; }
-  DEVICE unsigned told_first(int slot) const {
-    return m(BR) + OF_K + OF_V + CHANNEL_BYTES + TOLD_UNITS + (warp_id() * TOLD + slot) * 4;
-  }
-
-  DEVICE void name() const {
-    name_sram("q", base, Q_SLOTS * QTile::BYTES);
-    name_sram("k", q(Q_SLOTS).base, RING_BYTES);
-    name_sram("v", q(Q_SLOTS).base + RING_BYTES, RING_BYTES);
-    name_sram("o_warps", o().base, WARPS * Outputs::BYTES);
-    name_sram("m_warps", m_of(0, 0), WARPS * BR * 4);
-    name_sram("l_warps", l_of(0, 0), WARPS * BR * 4);
-    name_sram("m", m(0), BR * 4);
-    if (K_SCALE == TOKEN) name_sram("k_scale", m(BR), OF_K);
-    if (V_SCALE == TOKEN) name_sram("v_scale", m(BR) + OF_K, OF_V);
-    if (K_SCALE == CHANNEL) name_sram("k_scale", channels(0), CHANNEL_BYTES);
-    if (PAGED || RAGGED) name_sram("units", m(BR) + OF_K + OF_V + CHANNEL_BYTES, TOLD_UNITS + (RAGGED ? WARPS * TOLD * 4 : 0));
-  }
-};
-
-// A block's units one after the other, in steps of so many tiles: tile j of `unit` is the first of a step, `last` the unit's last.
-template <int STEP>
-struct Walk {
-  Unit unit;
-  int j = 0, last = -1;
-
-  // Moves on, and says whether there is more. The first step of a unit is told with the unit's place. `from` has the units.
-  template <class From, class Begin>
-  DEVICE bool next(const From& from, const Units& units, Begin begin) {
-    j = STEP == 1 ? j + 1 : (j / STEP + 1) * STEP;
-    if (j <= last) return true;
-    while (from.next(unit)) {
-      const Place place(units, unit);
-      if (!place.has_keys()) continue;
-      j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
-      begin(place);
-      return true;
-    }
-    return false;
-  }
-};
-
-#if PAGED || RAGGED
-DEVICE int length_of(const int* lengths, int request, int requests) {
-  // step: load_q (lengths)
-  lanes_meet();
-  return request < requests ? load_global<int>(lengths + request) : 0;
-}
-
-// The units with keys that this warp has found, as it tells itself in SRAM: so it goes through the lengths once.
-struct FoundUnits {
-  const Sram& sram;
-  const Divisor kv_heads;
-  int found = 0;
-
-  DEVICE FoundUnits(const Units& units, const Sram& sram) : sram(sram), kv_heads(units.kv_heads) {}
-
-  DEVICE void tell(const Unit& unit) {
-    // step: load_q (units)
-    if (lane_id() == 0) {
-      const int head = unit.batch * kv_heads + unit.kv_head;
-#if RAGGED
-      store_shared(sram.told_first(found % TOLD), unit.first_key);
-#endif
-      store_shared(sram.told(found % TOLD), make_int4(unit.row_tile, unit.run, unit.keys, head));
-    }
-    warp_barrier();
-    ++found;
-  }
-
-  DEVICE Unit before_first() const {
-    Unit unit = {};
-    unit.number = -1;
-    return unit;
-  }
-  DEVICE bool next(Unit& unit) const {
-    if (unit.number + 1 == found) return false;
-    ++unit.number;
-    // step: load_q (units)
-    const int4 four = load_shared<int4>(sram.told(unit.number % TOLD));
-    unit.row_tile = four.x, unit.run = four.y, unit.keys = four.z;
-    unit.batch = four.w / kv_heads, unit.kv_head = four.w - unit.batch * kv_heads;
-    return true;
-  }
-  // Where the keys of a unit begin, for what copies them.
-  DEVICE void find_first_key(Unit& unit) const {
-#if RAGGED
-    // step: load_q (units)
-    unit.first_key = load_shared<int>(sram.told_first(unit.number % TOLD));
-#endif
-  }
-};
-#else
-struct FoundUnits {
-  const Units& units;
-  DEVICE FoundUnits(const Units& units, const Sram&) : units(units) {}
-  DEVICE Unit before_first() const { return units.before_first(); }
-  DEVICE bool next(Unit& unit) const { return units.next(unit); }
-  DEVICE void find_first_key(Unit&) const {}
-};
-#endif
-
-#if PAGED
-using Loader = PageLoader<WarpTile>;
-DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return {head, x, row_bytes}; }
-
-// Where this lane's row of a tile lies: in K, in V and among the scales of keys.
-struct Rows {
-  int k, v, scale;
-  DEVICE void load_k(const Loader& from, WarpTile tile, int keys) const { from.load(tile, k, keys); }
-  DEVICE void load_v(const Loader& from, WarpTile tile, int keys) const { from.load(tile, v, keys); }
-  DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
-    copy_scales<WARP_KEYS>(to, scales + scale + unit.kv_head * shape.page_size - lane_id(), keys);
-  }
-};
-
-// Where the keys of this chunk lie, and the pages of the next one's, which are on their way.
-struct Lookup {
-  const int* table;
-  const Divisor page_size;
-  Walk<TILES_PER_CHUNK> walk;
-  Rows places[TILES_PER_CHUNK] = {};  // of each tile that is left of the chunk
-  int ahead[TILES_PER_CHUNK] = {};
-
-  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk{units.before_first()} {}
-
-  // A chunk begins with tile j, and `ahead` has come. The pages of the one behind it are looked up.
-  DEVICE void begin_chunk(int j, const Loader& k, const Loader& v, const Units& units, FoundUnits& found) {
-#pragma unroll
-    for (int i = 0; i < TILES_PER_CHUNK; ++i) {
-      const int place = key_of(j + i) % page_size;
-      places[i] = {k.row_of(ahead[i], place), v.row_of(ahead[i], place), ahead[i] * units.batch.kv_heads * page_size + place};
-    }
-    look_up(units, found);
-  }
-
-  DEVICE Rows next() {
-    const Rows first = places[0];
-#pragma unroll
-    for (int i = 1; i < TILES_PER_CHUNK; ++i) places[i - 1] = places[i];
-    return first;
-  }
-
-  DEVICE void look_up(const Units& units, FoundUnits& found) {
-    if (!walk.next(units, units, [&](const Place&) { found.tell(walk.unit); })) return;
-    const int* line = table + static_cast<long long>(walk.unit.batch) * units.batch.table_pages;
-    const int tiles = min(walk.last - walk.j + 1, TILES_PER_CHUNK - walk.j % TILES_PER_CHUNK);
-    // step: load_k (pages)
-#pragma unroll
-    for (int i = 0; i < TILES_PER_CHUNK; ++i) {
-      const int key = key_of(walk.j + i);
-      lanes_meet();
-      if (lane_id() < WARP_KEYS && i < tiles && key < walk.unit.keys) ahead[i] = load_global<int>(line + key / page_size);
-    }
-  }
-
-  // This lane's in tile j.
-  static DEVICE int key_of(int j) { return (j * WARPS + warp_id()) * WARP_KEYS + lane_id(); }
-};
-#else
-using Loader = TileLoader<32, WarpTile>;
-DEVICE Loader loader(const char* rows, const Tensor& x, int row_bytes) { return {rows, x.row, row_bytes}; }
-
-// A tile by its number, in tiles of a warp's size.
-struct Rows {
-  int own;
-  DEVICE void load_k(const Loader& from, WarpTile tile, int keys) const { from.at(own).load(tile, keys); }
-  DEVICE void load_v(const Loader& from, WarpTile tile, int keys) const { load_k(from, tile, keys); }
-  DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
-#if RAGGED
-    const float* first = scales + static_cast<long long>(unit.kv_head) * shape.len_kv + unit.first_key;
-    copy_scales<WARP_KEYS>(to, first + own * WARP_KEYS, keys);
-#else
-    const long long row = static_cast<long long>(unit.batch) * shape.kv_heads + unit.kv_head;
-    copy_scales<WARP_KEYS>(to, scales + row * shape.len_kv + own * WARP_KEYS, keys);
-#endif
-  }
-};
-
-struct Lookup {
-#if RAGGED
-  Walk<TILES_PER_CHUNK> walk;
-  DEVICE Lookup(const int*, const Units& units) : walk{units.before_first()} {}
-  DEVICE void look_up(const Units& units, FoundUnits& found) {
-    walk.next(units, units, [&](const Place&) { found.tell(walk.unit); });
-  }
-#else
-  DEVICE Lookup(const int*, const Units&) {}
-  DEVICE void look_up(const Units&, const FoundUnits&) {}
-#endif
-  int own = 0;
-  DEVICE void begin_chunk(int j, const Loader&, const Loader&, const Units& units, FoundUnits& found) {
-    own = j * WARPS + warp_id();
-    look_up(units, found);
-  }
-  DEVICE Rows next() { return {(own += WARPS) - WARPS}; }
-};
-#endif
 
 // What the warps that compute copy, for each warp its own keys.
 struct Copies : CacheScales {
@@ -290,36 +47,37 @@ struct Copies : CacheScales {
                 const Units& units, const Sram& sram)
       : CacheScales(scales), q(q), k(k), v(v), shape(shape), units(units), sram(sram), found(units, sram), lookup(table, units),
         k_loader(loader(nullptr, k, cache_row_bytes(shape))), v_loader(loader(nullptr, v, cache_row_bytes(shape))) {
-    lookup.look_up(units, found);
+    // step: load_q (lengths, and what follows from them)
+    lookup.look_up(units, found, mark_pages);
     walk.unit = found.before_first();
+  }
+
+  // What looks pages up calls this where it begins to read the block table.
+  static DEVICE void mark_pages() {
+    // step: load_k (pages)
   }
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
   DEVICE void load(int stage) {
     bool begins = false;
+    // step: load_q (units)
     const bool more = walk.next(found, units, [&](const Place& place) {
       found.find_first_key(walk.unit);
-      k_loader = loader(first_of(k), k, cache_row_bytes(shape)), v_loader = loader(first_of(v), v, cache_row_bytes(shape));
+      k_loader = loader(head_of(k, walk.unit), k, cache_row_bytes(shape));
+      v_loader = loader(head_of(v, walk.unit), v, cache_row_bytes(shape));
       load_queries(place);
       begins = true;
     });
     if (more) {
-      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk(walk.j, k_loader, v_loader, units, found);
+      if (begins || walk.j % TILES_PER_CHUNK == 0) lookup.begin_chunk(walk.j, k_loader, v_loader, units, found, mark_pages);
       load_tile(stage);
     }
     copy_commit();
   }
 
-  // Where the rows of this KV head begin: in the sequence, or in page 0.
-#if RAGGED
-  DEVICE const char* first_of(const Tensor& x) const { return row_address(x, 0, walk.unit.kv_head, walk.unit.first_key); }
-#else
-  DEVICE const char* first_of(const Tensor& x) const { return row_address(x, PAGED ? 0 : walk.unit.batch, walk.unit.kv_head, 0); }
-#endif
-
   DEVICE void load_tile(int stage) {
     const int own = walk.j * WARPS + warp_id(), keys = units.alone(walk.unit).len_kv - own * WARP_KEYS;
-    const Rows rows = lookup.next();
+    const Rows rows = lookup.next_tile();
     // step: load_k (prefetch)
     rows.load_k(k_loader, sram.k(stage), keys);
     if constexpr (K_SCALE == TOKEN) rows.load_scales(of_k, shape, walk.unit, sram.k_scale(stage), keys);
@@ -352,7 +110,6 @@ struct Copies : CacheScales {
   }
 };
 
-// The warps that compute: each has all rows of a unit, and its own keys.
 DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const int* table,
                     const unsigned* draft_mask, const Shape& shapes, const Units& units, const Sram& sram) {
   Copies copies(q, k, v, scales, table, shapes, units, sram);
@@ -361,7 +118,9 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 
   const Scores scores(shapes);
   int stage = 0, q_slot = 0;
-  for (Unit unit = copies.found.before_first(); copies.found.next(unit);) {
+  for (Unit unit = copies.found.before_first();;) {
+    // step: load_q (units)
+    if (!copies.found.next(unit)) return;
     const Place place(units, unit);
     if (!place.has_keys()) continue;
     const Shape& shape = units.alone(unit);
@@ -382,13 +141,8 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
     q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
     copy_wait<STAGES - 1>();
     named_barrier_sync(JOINING, THREADS);  // each warp has copied a part of the queries
-#if Q_IN_REGISTERS
-    QueryFragment q_fragments[HEAD_DIM / K_STEP][QUERY_FRAGMENTS];
-    const QueryFactors<QUERY_FRAGMENTS> factors(q_tile, channels, c, q_fragments);
-#else
-    const QueryFactors<QUERY_FRAGMENTS> factors(q_tile, channels, c);
-#endif
-    const auto c_of = [&](int n, int e) { return SOFT_CAP ? scores.c : factors.c(n, e); };  // what a score is multiplied with
+    const Queries queries(q_tile, channels, c);
+    const auto c_of = [&](int n, int e) { return SOFT_CAP ? scores.c : queries.factors.c(n, e); };  // what a score is multiplied with
 
     for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
       const Keys tiles = place.tiles_of(chunk);
@@ -409,34 +163,18 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 #pragma unroll(Q_IN_REGISTERS ? HEAD_DIM / K_STEP : FL_DTYPE == 0 ? 2 : 4)
         for (int d = 0; d < HEAD_DIM / K_STEP; ++d) {
           if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
-#if !Q_IN_REGISTERS
-          QueryFragment q_fragments[QUERY_FRAGMENTS];
-          load_queries(q_fragments, q_tile, d * K_STEP, channels, factors);
-#endif
+          QueryOperands here;
+          const QueryOperands& b = queries.at(d, here);
 #pragma unroll
           for (int i = 0; i < KEY_FRAGMENTS; ++i) {
             const FragmentA a = load_keys(keys, 16 * i, d * K_STEP);
 #pragma unroll
-            for (int n = 0; n < QUERY_FRAGMENTS; ++n)
-#if Q_IN_REGISTERS
-              multiply(s[i][n], a, q_fragments[d][n]);
-#else
-              multiply(s[i][n], a, q_fragments[n]);
-#endif
+            for (int n = 0; n < QUERY_FRAGMENTS; ++n) multiply(s[i][n], a, b[n]);
           }
         }
 
         if constexpr (K_SCALE == TOKEN) scale_keys(s, sram.k_scale(stage));
-        if constexpr (SOFT_CAP) {
-#pragma unroll
-          for (int i = 0; i < KEY_FRAGMENTS; ++i) {
-#pragma unroll
-            for (int n = 0; n < QUERY_FRAGMENTS; ++n)
-#pragma unroll
-              for (int e = 0; e < 4; ++e) s[i][n][e] *= factors.c(n, e % 2);
-            Tanh::apply(s[i], 1);
-          }
-        }
+        if constexpr (SOFT_CAP) cap(s, queries.factors);
 
         // step: mask
         if (j < full.first || j > full.last) {
@@ -449,42 +187,13 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
 
         // step: softmax
         float alpha[QUERY_FRAGMENTS][2];
-        bool risen = false;
-#pragma unroll
-        for (int n = 0; n < QUERY_FRAGMENTS; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float top = s[0][n][e];
-#pragma unroll
-            for (int i = 0; i < KEY_FRAGMENTS; ++i) top = fmaxf(top, fmaxf(s[i][n][e], s[i][n][2 + e]));
-            top = fmaxf(m[n][e], c_of(n, e) * column_max(top));
-            alpha[n][e] = exp2_approx(m[n][e] - top);
-            risen |= top > m[n][e];
-            m[n][e] = top;
-          }
+        const bool risen = raise_columns(s, m, alpha, c_of);
 
         // step: rescale
-        if (j > tiles.first && any_lane(risen)) {  // there is nothing yet before the first tile
-#pragma unroll
-          for (int n = 0; n < QUERY_FRAGMENTS; ++n) {
-            l[n][0] *= alpha[n][0], l[n][1] *= alpha[n][1];
-#pragma unroll
-            for (int d = 0; d < O_FRAGMENTS; ++d)
-#pragma unroll
-              for (int e = 0; e < 4; ++e) o[d][n][e] *= alpha[n][e % 2];
-          }
-        }
+        if (j > tiles.first && any_lane(risen)) rescale_columns(o, l, alpha);  // there is nothing yet before the first tile
 
         // step: softmax (P)
-#pragma unroll
-        for (int i = 0; i < KEY_FRAGMENTS; ++i)
-#pragma unroll
-          for (int n = 0; n < QUERY_FRAGMENTS; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              s[i][n][e] = exp2_approx(c_of(n, e % 2) * s[i][n][e] - m[n][e % 2]);
-              l[n][e % 2] += s[i][n][e];
-            }
+        exponentials_of_columns(s, m, l, c_of);
 
         // step: load_v
         const WarpTile values = sram.v(stage);
@@ -557,52 +266,12 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Cac
   }
 }
 
-// What the warps that compute have of row `row` of a chunk.
-DEVICE Part of_all_warps(const Sram& sram, int row) {
-  // step: join (of a row)
-  Part x;
-  lanes_meet();
-  x.m = load_shared<float>(sram.m(row)), x.l = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; ++w) x.l += load_shared<float>(sram.l_of(w, row));
-#pragma unroll
-  for (int turn = 0; turn < TURNS; ++turn) {
-    const int column = 128 * turn + 4 * lane_id();
-    x.o[turn] = make_float4(0, 0, 0, 0);
-    lanes_meet();
-    if (column < HEAD_DIM)
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) x.o[turn] = plus(x.o[turn], load_shared<float4>(sram.o().at(w, row, column)));
-  }
-  return x;
-}
-
 // The rows of a unit, from its chunks up the tree, to out and lse.
-struct Results {
-  const Tensor& out;
-  float* lse;
-  const float* sinks;
-  float* partial;
-  float* partial_m;
-  float* partial_l;
-  const Shape& shape;
-  const Units& units;
-  unsigned* arrivals;
-  Room room;
-  Unit unit = {};
-  int first_row = 0;
-
+struct Results : UnitRows {
   static constexpr int ROWS = ceil_div(BR, WARPS);  // of a warp that merges
   static DEVICE int own_row() { return warp_id() - WARPS; }  // this warp has that one, the row WARPS later, and so on
-  DEVICE int flat_head() const { return unit.batch * units.kv_heads + unit.kv_head; }
-  DEVICE int part_columns() const { return round_up(shape.head_dim, 4); }  // with padding
-  DEVICE long long part_at(int at, int row) const {
-    return (static_cast<long long>(flat_head()) * room.places + at) * units.all_rows + first_row + row;
-  }
 
-  DEVICE void take(const Unit& other, const Place& place) { unit = other, first_row = place.first_row; }
-
-  // The chunks of a unit, as they come. There is room for the next one as soon as one is read, if there is one: `more` are behind
+  // The chunks of a unit, as they come. Once a chunk is read, there is room for the next one. `more` says that chunks follow behind
   // this unit.
   DEVICE void merge_run(const Place& place, const Sram& sram, bool more) const {
     Part waiting[LEVELS_OF_RUN + 1][ROWS];  // of each level, the left one of two neighbours
@@ -613,6 +282,7 @@ struct Results {
       for (int i = 0; i < ROWS; ++i) {
         const int row = own_row() + i * WARPS;
         if (BR % WARPS && row >= BR) continue;
+        // step: join (of a row)
         Part x = of_all_warps(sram, row);
         warp_barrier();  // or ptxas leaves out some reads of rows outside
         if (row >= place.rows) continue;
@@ -632,49 +302,27 @@ struct Results {
     }
   }
 
-  // Rows that see no key, which nobody computes.
+  // Rows that see no key. No warp computes them.
   DEVICE void store_empty(const Place& place) const {
     for (int row = own_row(); row < place.rows; row += WARPS) store_row(row, {{}, LOWEST, 0});
   }
 
   DEVICE void store(const Level& level, int row, const Part& x) const {
-    if (level.is_root())
-      store_row(row, x);
-    else
-      store_partial(part_at(level.place_of(level.node), row), x);
-  }
-
-  DEVICE void store_partial(long long at, const Part& x) const {
+    if (level.is_root()) return store_row(row, x);
     // step: store_partial
-    lanes_meet();
-    if (lane_id() == 0) {
-      store_global(partial_m + at, x.m);
-      store_global(partial_l + at, x.l);
-    }
-#pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn) {
-      const int column = 128 * turn + 4 * lane_id();
-      if (column < part_columns()) store_global(partial + at * part_columns() + column, x.o[turn]);
-    }
+    store_part(part_at(level.place_of(level.node), row), x);
   }
 
   // What lies in several units, as far up as this warp is the last one.
   DEVICE void climb(const Place& place) const {
     for (Level level = place.level(); !level.is_root(); level = level.above()) {
       // step: arrive
-      const long long counter = static_cast<long long>(flat_head()) * room.counters + level.counter_of_parent();
-      const Keys siblings = level.siblings();
-      bool last = false;
-      warp_barrier();  // this warp's partial results are written
-      if (lane_id() == 0)
-        last = last_to_arrive(arrivals + (counter * units.row_tiles + unit.row_tile) * WARPS + own_row(), siblings.last - siblings.first);
-      if (!any_lane(last)) return;
-      warp_barrier();  // those of the others are there
+      if (!last_of_siblings(level, own_row())) return;
       merge_siblings(level, place.rows);
     }
   }
 
-  // The partial results of all siblings, which are there. All are asked for at once.
+  // The partial results of all siblings, which have come. The warp asks for half of a row's at once.
   DEVICE void merge_siblings(const Level& level, int rows) const {
     const Keys siblings = level.siblings();
     const int child = level.parent() * CHILDREN, lane = lane_id(), place = level.place_of(child);  // were all of them there
@@ -729,29 +377,24 @@ struct Results {
     }
 
     // step: store_lse
-    if (lane_id() == 0 && lse)
-#if RAGGED
-      store_global(lse + (static_cast<long long>(head) * units.batches + unit.batch) * units.batch.len_q + query,
-#else
-      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query,
-#endif
-                   (m + log2_approx(l)) * LN2);
+    if (lane_id() == 0 && lse) store_lse(head, query, m, l);
   }
 };
 
 // Goes on to the next unit that has keys, does those before it, and says whether there is one.
 DEVICE bool find_keys(Results& results, Unit& unit) {
-  while (results.units.next(unit)) {
+  for (;;) {
+    // step: load_q (lengths)
+    if (!results.units.next(unit)) return false;
     const Place place(results.units, unit);
     if (place.has_keys()) return true;
     results.take(unit, place);
     if (place.chunks.first <= place.chunks.last) results.store_empty(place);
   }
-  return false;
 }
 
-// The warps that merge: what the others have of each unit, and at once what lies in several units. In the meantime these go on with
-// the next unit.
+// The warps that merge: first what the others have of a unit, then at once what lies in several units. In the meantime the others
+// go on with the next unit.
 DEVICE void merge(Results results, const Sram& sram) {
   Unit next = results.units.before_first();
   for (bool has_unit = false, has_next;; has_unit = true) {
@@ -774,28 +417,11 @@ DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Cach
                    unsigned* arrivals, const Shape& shape, const Units& units) {
   const Sram sram;
   sram.name();
-  const Results results{out, lse, sinks, partial, partial_m, partial_l, shape, units, arrivals,
-                        Room(units.most_runs(), RAGGED ? shape.longest : shape.len_kv)};
-  if (warp_id() < WARPS)
-    compute(q, k, v, scales, table, draft_mask, shape, units, sram);
-  else
-    merge(results, sram);
+  const Results results{{out, lse, sinks, partial, partial_m, partial_l, shape, units, arrivals,
+                         Room(units.most_runs(), RAGGED ? shape.longest : shape.len_kv)}};
+  if (warp_id() < WARPS) return compute(q, k, v, scales, table, draft_mask, shape, units, sram);
+  merge(results, sram);
 }
-
-#if CACHE
-#define SCALES_OF_CACHE const float *k_scale, const float *v_scale,
-#define GIVEN_SCALES {k_scale, v_scale}
-#else
-#define SCALES_OF_CACHE
-#define GIVEN_SCALES {}
-#endif
-#if DRAFTS
-#define MASK_OF_DRAFTS const unsigned *draft_mask,
-#define GIVEN_DRAFTS draft_mask
-#else
-#define MASK_OF_DRAFTS
-#define GIVEN_DRAFTS nullptr
-#endif
 
 #if PAGED
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)

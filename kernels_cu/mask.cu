@@ -1,13 +1,12 @@
 // Packs a mask that an array says, once for all batches and heads: see mask_array.cuh for what it reads, packed_mask.cuh for what
 // it writes.
 //
-// One thread block owns a row tile of the kernel behind it, whose tile is this one's, too. Its warps take PACKERS key tiles at a
-// time, one each, and leave in SRAM what they found. Then the first warp appends those that it sees to the list. What causal
-// mask and window hide is neither read nor listed.
-//
-// Of a mask of blocks each warp reads the whole list of its row of blocks for each tile: it may be in any order, and it is short.
-// Rows of booleans are padded to 16 bytes and read in such chunks, with AT_ONCE fragments on their way in each warp. Bits, and the
-// booleans of a sequence, begin anywhere: these are read row by row, each byte once.
+// A block owns a row tile. The tile is that of the kernel behind this one. The block's warps take PACKERS key tiles at a time, one
+// each, and leave in SRAM what they found. Then the first warp appends the visible ones to the list. What a causal mask or a window
+// hides is neither read nor listed.
+// With a mask of blocks, each warp reads the whole list of its row of blocks for each tile. The list is short, and may be in any
+// order. Rows of booleans are padded to 16 bytes, and read in chunks of 16 bytes. A warp has AT_ONCE fragments on their way. Bits,
+// and the booleans of a sequence, begin anywhere. These are read row by row, each byte once.
 //
 // Expected: it reads each byte of the mask once; next to an attention over many heads it takes no time.
 #include "mask.cuh"
@@ -19,12 +18,12 @@ constexpr int AT_ONCE = MASK_WORDS == 1 ? (FL_DTYPE == 0 ? 2 : 4) : MASK_WORDS =
 constexpr int RESIDENT = RAGGED || BEFORE_HOPPER ? 1 : 2;  // blocks of an SM: as many as leave registers for that
 constexpr bool BITS = MASK == 2, BLOCKS = MASK == 3, BY_ROW = BITS || RAGGED;
 constexpr int EIGHTS = (BC + 255) / 256;                            // row by row, of a lane for a row: 8 keys in each 256 columns
-constexpr int LOADS = BITS ? (BC / 8 + 1 + 31) / 32 : 8 * EIGHTS;   // and bytes that it loads for them,
-constexpr int TOGETHER = BITS ? 2 : 1;                              // with so many rows on their way
+constexpr int LOADS = BITS ? (BC / 8 + 1 + 31) / 32 : 8 * EIGHTS;   // and bytes that it loads for them
+constexpr int TOGETHER = BITS ? 2 : 1;                              // rows that are on their way together
 static_assert(BR % 16 == 0 && BC % 16 == 0, "tiles are made of whole fragments");
 static_assert(BLOCK_ROWS % BR == 0 && BLOCK_COLS % BC == 0, "a tile lies in one block");
 
-// Of 16 bytes which aren't 0, a bit each.
+// A bit for each of 16 bytes: is it other than 0?
 DEVICE unsigned bits_of(uint4 chunk) {
   const unsigned words[] = {chunk.x, chunk.y, chunk.z, chunk.w};
   unsigned found = 0;
@@ -36,7 +35,7 @@ DEVICE unsigned bits_of(uint4 chunk) {
   return found;
 }
 
-// Of N keys from `key` on those that causal mask and window leave to `row`.
+// The keys that a causal mask and a window leave to `row`, among the N keys from `key` on.
 template <int N>
 DEVICE unsigned left_to(const Shape& shape, int row, int key) {
   const Keys keys = visible_keys(shape, row);
@@ -57,7 +56,8 @@ DEVICE unsigned as_accumulators(unsigned own) {
   return word;
 }
 
-// What stands for key tile j, of whose pairs the lanes have seen that some, or every one, are visible.
+// The list's entry for key tile j, or -1 if no pair of it is visible. Of the pairs that a lane has seen, `some` or `every` one is
+// visible.
 DEVICE Visit visit_of(int j, bool some, bool every) { return {any_lane(some) ? 2 * j + any_lane(!every) : -1}; }
 
 // A warp packs tile j of booleans whose rows are padded, or of a block that is `listed` or not.
@@ -66,7 +66,7 @@ DEVICE Visit pack_chunks(const Tensor& mask, bool listed, const Shape& shape, in
   bool some = false, every = true;
 #pragma unroll 1
   for (int first = 0; first < MASK_FRAGMENTS; first += AT_ONCE) {
-    // Of chunk (i, w, half): its row, its key, and whether it lies in the tile and in the mask.
+    // Chunk (i, w, half): its row, its key, and whether it lies in the tile and in the mask.
     auto row = [&](int i, int half) { return first_row + 16 * (first + i) + 8 * half + lane_id() / 4; };
     auto column = [&](int w) { return 64 * w + 16 * (lane_id() % 4); };
     auto inside = [&](int i, int w, int half) {
@@ -112,7 +112,7 @@ DEVICE Visit pack_chunks(const Tensor& mask, bool listed, const Shape& shape, in
   return visit_of(j, some, every);
 }
 
-// Of a row's bytes that a lane loaded, its 8 keys from key 256 e + 8 · lane on. Bits begin `before` bits into the first byte.
+// A lane loaded bytes of a row. This takes the 8 keys from key 256 e + 8 · lane on. Bits begin `before` bits into the first byte.
 DEVICE unsigned eight_of(const unsigned (&loaded)[LOADS], int e, int before) {
   if constexpr (BITS) {
     const unsigned after = e + 1 < LOADS ? loaded[min(e + 1, LOADS - 1)] : 0;  // lane 31's byte behind it is lane 0's

@@ -6,27 +6,25 @@
 //   partial (batch, places, rows, VALUE_DIM), partial_m, partial_l (batch, places, rows)    float32
 //   arrivals (batch, nodes, row tiles, warps)    zeros
 //
-// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has rows offsets_kv[s] ..
+// In a ragged batch the rows of a batch of 1 are sequences, with equally many queries. Sequence s has rows offsets_kv[s] ..
 // offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s.
 //
 // A latent row is the key of every head, and its first VALUE_DIM numbers are the value. So a tile of rows is loaded once and serves
 // as K and as V. All heads and queries are rows of one tile: row r is query r / heads of head r % heads. A unit of work is BR of
-// them and a chunk of keys, 512 unless callers say how many. A block takes one unit after the other.
+// these rows and a chunk of keys. A chunk has 512 keys unless callers say how many. A block takes one unit after the other.
 //
-// An output of 512 columns doesn't fit into a warp's registers. So the warps split the columns of the output, but rows and keys of S:
-// maxima and P go through SRAM. While a tile is in work, the next one is on its way. When a block's units are done, its warps merge
-// what lies in several units: whichever warp comes last to a node of the tree (tree.cuh) does.
+// An output of 512 columns doesn't fit into a warp's registers. So the warps split the output by columns, and S by rows and keys.
+// Maxima and P pass through SRAM. While a tile is in work, the next one is on its way. When a block's units are done, its warps
+// merge what lies in several units: the warp that comes last to a node of the tree (tree.cuh) merges that node.
 //
 //   SRAM        Q  BR x HEAD_DIM | latent  2 x (BC x HEAD_DIM) | P  BR x BC | m, l  KEY_WARPS x BR each
 //   registers   O  BR x VALUE_DIM / WARPS and S  BR x BC / WARPS, in float32 per warp
 //
-// Expected: few heads, and the bandwidth of DRAM binds, for each row is read once; from about 100 heads and queries on, the tensor
-// cores and their operands from SRAM.
+// Expected: with few heads the bandwidth of DRAM binds, for each row is read once. From about 100 heads and queries on, the tensor
+// cores and their operands from SRAM bind.
 #include "divisor.cuh"
-#include "elements.cuh"
 #include "mma.cuh"
-#include "scores.cuh"
-#include "tree.cuh"
+#include "partial.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int ROW_FRAGMENTS = BR / 16, ROW_WARPS = ROW_FRAGMENTS, KEY_WARPS = WARPS / ROW_WARPS;  // S: 16 rows each
@@ -57,14 +55,6 @@ struct Sram {
   }
 };
 
-#if PAGED || RAGGED
-DEVICE int length_of(const int* lengths, int request, int requests) {
-  // step: load_q (lengths)
-  lanes_meet();
-  return request < requests ? load_global<int>(lengths + request) : 0;
-}
-#endif
-
 // Copies the tiles of a unit, each warp its own rows. Each lane knows where one row lies, and tells it the others.
 struct Latent {
   const Tensor& latent;
@@ -72,31 +62,24 @@ struct Latent {
   const Shape& batch;
   const Sram& sram;
   const Divisor& page_size;  // 1 without pages
-  int request, keys, last;   // keys that there are, and the unit's last tile
-  int page = 0;             // of this lane's row of the next tile
-#if RAGGED
-  int first_key;            // where those of the sequence begin
-#endif
+  int request, keys, last;  // keys that there are, and the unit's last tile
+  int first_key;             // where they begin
+  int page = 0;              // of this lane's row of the next tile
 
   DEVICE int key(int j) const { return j * BC + warp_id() * WARP_ROWS + lane_id(); }
 
   DEVICE void look_up(int j) {
-#if PAGED
+    if constexpr (!PAGED) return;
     // step: load_latent (pages)
     lanes_meet();
     if (j <= last && lane_id() < WARP_ROWS && key(j) < keys)
       page = load_global<int>(table + static_cast<long long>(request) * batch.table_pages + key(j) / page_size);
-#endif
   }
 
   // Tile j, whose pages have been looked up, and a look at those of the next one. It is a group of copies, even if there is none.
   DEVICE void load(int j) {
     if (j <= last) {
-#if PAGED
-      const long long own = page * latent.batch + key(j) % page_size * latent.row;
-#else
-      const long long own = key(j) * latent.row;
-#endif
+      const long long own = PAGED ? page * latent.batch + key(j) % page_size * latent.row : key(j) * latent.row;
       const int left = keys - j * BC - warp_id() * WARP_ROWS;
       if (left >= WARP_ROWS)
         copy<true>(sram.latent(j % STAGES), own, left);
@@ -110,11 +93,7 @@ struct Latent {
   template <bool WHOLE>
   DEVICE void copy(LatentTile tile, long long own, int left) const {
     // step: load_latent (prefetch)
-#if RAGGED
-    const char* rows = row_address(latent, 0, 0, first_key);
-#else
-    const char* rows = row_address(latent, PAGED ? 0 : request, 0, 0);
-#endif
+    const char* rows = row_address(latent, PAGED || RAGGED ? 0 : request, 0, first_key);
 #pragma unroll(WHOLE ? 4 : 1)
     for (int i = lane_id(); i < WARP_ROWS * LatentTile::CHUNKS; i += 32) {
       const int row = i / LatentTile::CHUNKS, piece = i % LatentTile::CHUNKS;
@@ -165,7 +144,7 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
     copy_wait<0>();
 
     // step: load_latent
-    barrier();  // the tile is there, and nobody still reads the one before
+    barrier();  // the tile is there, and no warp still reads the one before
     copies.load(j + 1);
     const LatentTile tile = sram.latent(j % STAGES);
 
@@ -264,40 +243,20 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
 }
 
 // What a unit has, from there up the tree to out and lse.
-struct Results {
-  const Tensor& out;
-  float* lse;
-  const float* sinks;
-  float* partial;
-  float* partial_m;
-  float* partial_l;
-  const Shape& shape;
-  const Units& units;
+struct Results : UnitRows {
   const Divisor& group;
-  unsigned* arrivals;
-  Room room;
-  Unit unit = {};
-  int first_row = 0;
 
-  DEVICE long long part_at(int at, int row) const {
-    return (static_cast<long long>(unit.batch) * room.places + at) * units.all_rows + first_row + row;
-  }
   DEVICE char* out_row(int row) const {
     const int packed = first_row + row;
     return row_address(out, unit.batch, packed % group, packed / group);
   }
-  DEVICE float* lse_at(int row) const {
+  DEVICE void store_lse(int row, float m, float l) const {
     const int packed = first_row + row;
-#if RAGGED
-    return lse + (static_cast<long long>(packed % group) * units.batches + unit.batch) * units.batch.len_q + packed / group;
-#else
-    return lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
-#endif
+    UnitRows::store_lse(packed % group, packed / group, m, l);
   }
-
   DEVICE float sink_of(int row) const { return of_head<SINKS>(sinks, (first_row + row) % group, -INF); }
 
-  // A unit's rows, of which each warp has its own columns.
+  // A unit's rows. Each warp has its own columns of them.
   DEVICE void store(const Level& level, int rows, const Output& x) const {
 #pragma unroll
     for (int i = 0; i < ROW_FRAGMENTS; ++i)
@@ -317,15 +276,12 @@ struct Results {
           // step: store_lse (of a unit)
           lanes_meet();
           if (warp_id() == 0 && lane_id() % 4 == 0 && inside && lse)
-            store_global(lse_at(row), (m + log2_approx(l)) * LN2);
+            store_lse(row, m, l);
         } else {
           const long long at = part_at(level.place_of(level.node), row);
           // step: store_partial
           lanes_meet();
-          if (warp_id() == 0 && lane_id() % 4 == 0 && inside) {
-            store_global(partial_m + at, x.m[i][half]);
-            store_global(partial_l + at, x.l[i][half]);
-          }
+          if (warp_id() == 0 && lane_id() % 4 == 0 && inside) store_part_statistics(at, x.m[i][half], x.l[i][half]);
 #pragma unroll
           for (int n = 0; n < O_FRAGMENTS; ++n) {
             float* to = partial + at * VALUE_DIM + warp_id() * WARP_COLUMNS + 8 * n + 2 * (lane_id() % 4);
@@ -340,14 +296,7 @@ struct Results {
   DEVICE void climb(const Place& place) const {
     for (Level level = place.level(); !level.is_root(); level = level.above()) {
       // step: arrive
-      const long long counter = static_cast<long long>(unit.batch) * room.counters + level.counter_of_parent();
-      const Keys siblings = level.siblings();
-      bool last = false;
-      warp_barrier();  // this warp's partial results are written
-      if (lane_id() == 0)
-        last = last_to_arrive(arrivals + (counter * units.row_tiles + unit.row_tile) * WARPS + warp_id(), siblings.last - siblings.first);
-      if (!any_lane(last)) return;
-      warp_barrier();  // those of the others are there
+      if (!last_of_siblings(level, warp_id())) return;
       merge_siblings(level, place.rows);
     }
   }
@@ -415,21 +364,22 @@ struct Results {
     if (lane_id() != 0) return;
     if (level.is_root()) {
       // step: store_lse
-      if (lse) store_global(lse_at(row), (m + log2_approx(l)) * LN2);
+      if (lse) store_lse(row, m, l);
     } else {
       const long long at = part_at(level.place_of(level.node), row);
       // step: store_partial (statistics of a node)
-      store_global(partial_m + at, m);
-      store_global(partial_l + at, l);
+      store_part_statistics(at, m, l);
     }
   }
 };
 
 template <class Work>
 DEVICE void for_each_unit(Results results, Work work) {
-  for (Unit unit = results.units.before_first(); results.units.next(unit);) {
+  for (Unit unit = results.units.before_first();;) {
+    // step: load_q (lengths)
+    if (!results.units.next(unit)) return;
     const Place place(results.units, unit);
-    results.unit = unit, results.first_row = place.first_row;
+    results.take(unit, place);
     if (place.chunks.first <= place.chunks.last) work(results, place);
   }
 }
@@ -440,15 +390,12 @@ DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, flo
   sram.name();
   const Divisor group(units.group), page_size(PAGED ? batch.page_size : 1);
   const Room room(units.most_runs(), RAGGED ? batch.longest : batch.len_kv);
-  const Results results{out, lse, sinks, partial, partial_m, partial_l, batch, units, group, arrivals, room};
+  const Results results{{out, lse, sinks, partial, partial_m, partial_l, batch, units, arrivals, room}, group};
   for_each_unit(results, [&](const Results& here, const Place& place) {
     const Shape& shape = units.alone(here.unit);
     const Keys tiles = place.tiles_of(place.chunks.first);
-    Latent copies{latent, table, batch, sram, page_size, here.unit.batch, shape.len_kv, tiles.last};
-#if RAGGED
-    copies.first_key = here.unit.first_key;
-#endif
-    barrier();  // nobody still reads what the unit before has in SRAM
+    Latent copies{latent, table, batch, sram, page_size, here.unit.batch, shape.len_kv, tiles.last, here.unit.first_key};
+    barrier();  // no warp still reads what the unit before has in SRAM
     if (place.has_keys()) {
       load_queries(q, here.unit, place, group, sram.q());
       copies.look_up(tiles.first);

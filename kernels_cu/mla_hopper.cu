@@ -4,12 +4,13 @@
 //   lse (batch, heads, len_q) float32, or NULL    sinks (heads) float32    q, latent and out in float16 or bfloat16
 //   partial (batch, chunks, rows, VALUE_DIM), partial_m, partial_l (batch, chunks, rows)    float32
 //
-// Of a ragged batch the rows of a batch of 1 are sequences, which have as many queries each. Sequence s has rows offsets_kv[s] ..
-// offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s. A box may bring rows of the next one: they are cleared.
+// In a ragged batch the rows of a batch of 1 are sequences, with equally many queries. Sequence s has rows offsets_kv[s] ..
+// offsets_kv[s + 1] - 1 of latent, and partial results as if it were batch s. A box may bring rows of the next sequence. They are
+// cleared.
 //
-// A unit of work is 64 rows and a chunk of keys, 1,024 unless callers say how many. A block takes one unit after the other. A second
-// launch adds up what the chunks of a row have. All SMs share in that, where the last node of a tree (mla.cu) is left to one.
-// The order is fixed, so no bit depends on the batch.
+// A unit of work is 64 rows and a chunk of keys. A chunk has 1,024 keys unless callers say how many. A block takes one unit after
+// the other. A second launch adds up what the chunks of a row have, on all SMs. (The last node of a tree, as in mla.cu, is one SM's
+// alone.) The order is fixed, so no bit depends on the batch.
 //
 // A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
 //   - One loads tiles by TMA: where pages fill a tile, or a tile them, in boxes of a page (PAGE_BOX). From other pages it copies 16
@@ -17,112 +18,21 @@
 //   - One has the scores: it fetches the queries, multiplies them by all 576 columns, and takes the exponentials. P and what has to
 //     be rescaled go to the others through SRAM.
 //   - Two have the output, 256 columns each, which fill 128 registers of a thread. P leaves SRAM once for each of them.
-// So the scores of a tile are computed, and its exponentials taken, while the tensor cores still multiply the P of the tile before.
+// So the scores and exponentials of a tile are computed while the tensor cores still multiply the P of the tile before.
 //
-// A tile comes in five sets of columns, because each is free at another time: those of RoPE after the scores, each quarter of the
-// value after its product. The scores begin with what comes first.
+// A tile comes in five sets of columns, because each is free at another time. The columns of RoPE are free after the scores, and
+// each quarter of the value is free after its product. The scores begin with the set that comes first.
 //
 //   SRAM        Q  BR x HEAD_DIM | latent  STAGES x (BC x HEAD_DIM) | P  BR x BC | alpha  BR | mbarriers
 //   registers   S  BR x BC, and O  BR x VALUE_DIM / 2 in each of two warpgroups, in float32
 //
-// Expected: a tile takes the tensor cores 1,152 cycles for S and 1,024 for O, and SRAM 2,400, which both read. So they reach up to
-// nine tenths of their rate, if the L2 brings 72 KB in that time. Few heads leave rows empty: then the bandwidth of DRAM binds.
-#define ONE_KV_HEAD 1
-#ifndef PAGE_BOX
-#define PAGE_BOX 0  // rows of a page that TMA brings in one box; 0: rows are copied one by one
-#endif
-#ifndef FEW_CHUNKS
-#define FEW_CHUNKS 0  // 1: no row sees more than FEW chunks. Then a merge needs few registers, and more of them run at once
-#endif
-#include "clear.cuh"
-#include "divisor.cuh"
-#include "elements.cuh"
-#include "mma.cuh"
-#include "ring.cuh"
-#include "scores.cuh"
-#include "tma.cuh"
-#include "tree.cuh"
-#include "warpgroup.cuh"
-#include "wgmma.cuh"
+// Expected: a tile takes the tensor cores 1,152 cycles for S and 1,024 for O. It takes SRAM 2,400, as both products read it. So the
+// tensor cores reach up to nine tenths of their rate, if the L2 brings 72 KB in that time. With few heads, rows stay empty and the
+// bandwidth of DRAM binds.
+#include "latent.cuh"
+#include "total.cuh"
 
-static_assert(BR == 64 && BC == 64 && WARPS == 16 && STAGES == 2, "registers and SRAM are shared out for these");
-
-constexpr int THREADS = WARPS * 32;
-constexpr int HALF = VALUE_DIM / 2;   // columns of a warpgroup's output
-constexpr int PRODUCTS = 2, PRODUCT = HALF / PRODUCTS;  // columns of a product: ptxas takes no more, for 128 registers at the launch
-constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = PRODUCT / 8, P_STEPS = BC / 16;
-constexpr int OUTPUT_WARPS = 8;
-constexpr int SLOT_WARPS = 2;  // that copy a tile from pages
-constexpr bool BOXES = !PAGED || PAGE_BOX;  // TMA brings tiles
-constexpr bool CLEARS = RAGGED || (PAGED && PAGE_BOX);  // a box may bring rows behind the last key
-constexpr int MERGE_WARPS = 4;  // of a row, with 128 columns each
-constexpr int FEW = 4, MANY = 16;  // chunks that such a warp asks for at once
-static_assert(VALUE_DIM == MERGE_WARPS * 128, "a lane has four columns");
-constexpr float TAU = 8;  // a maximum may lag behind by so much: then exponentials reach 2^TAU, and nothing has to be rescaled
-
-enum Role { LOADS, SCORES, OUTPUT };  // of a warpgroup: OUTPUT is the first of two
-enum NamedBarrier { QUERIES = 1 };
-// The sets of columns that a tile comes in, in the order in which a slot's are free, and loaded: those of RoPE, then those of each
-// half's first product, then of its second.
-constexpr int ROPE = 0, SETS = 1 + 2 * PRODUCTS;
-DEVICE constexpr int set_of(int half, int product) { return 1 + 2 * product + half; }
-
-using QTile = PanelTile<BR, HEAD_DIM>;
-using LatentTile = PanelTile<BC, HEAD_DIM>;
-using ValueTile = PanelTile<BC, PRODUCT>;
-using PTile = Tile<BR, BC>;
-
-// The panels of 64 columns that a set has.
-constexpr int VALUE_PANELS = PRODUCT / 64;
-DEVICE constexpr int first_panel(int columns) {
-  return columns == ROPE ? VALUE_DIM / 64 : ((columns - 1) % 2 * PRODUCTS + (columns - 1) / 2) * VALUE_PANELS;
-}
-DEVICE constexpr int panels_of(int columns) { return columns == ROPE ? LatentTile::PANELS - VALUE_DIM / 64 : VALUE_PANELS; }
-
-struct Sram {
-  static constexpr int MBARRIERS = 24, ALPHA_BYTES = BR * 4;
-
-  unsigned base = sram_base();
-
-  DEVICE QTile q() const { return {base}; }
-  DEVICE LatentTile latent(int slot) const { return {base + QTile::BYTES + slot * LatentTile::BYTES}; }
-  DEVICE PTile p() const { return {latent(STAGES).base}; }
-  DEVICE unsigned alpha(int row) const { return p().base + PTile::BYTES + row * 4; }
-  DEVICE unsigned mbarrier(int i) const { return alpha(BR) + i * MBARRIER_BYTES; }
-
-  DEVICE unsigned full(int slot, int columns) const { return mbarrier(slot * SETS + columns); }
-  DEVICE unsigned empty(int slot, int columns) const { return mbarrier((STAGES + slot) * SETS + columns); }
-  DEVICE unsigned p_full() const { return mbarrier(2 * STAGES * SETS); }  // P and alpha of a tile, or at the end the sums
-  DEVICE unsigned p_empty() const { return mbarrier(2 * STAGES * SETS + 1); }
-};
-static_assert(2 * STAGES * SETS + 2 <= Sram::MBARRIERS, "there is room for all mbarriers");
-
-// Makes the block's mbarriers ready. All threads call it.
-DEVICE void open(const Sram& sram) {
-  name_sram("q", sram.q().base, QTile::BYTES);
-  name_sram("latent", sram.latent(0).base, STAGES * LatentTile::BYTES);
-  name_sram("p", sram.p().base, PTile::BYTES);
-  name_sram("alpha", sram.alpha(0), Sram::ALPHA_BYTES);
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < STAGES; ++slot)
-      for (int columns = 0; columns < SETS; ++columns) {
-        mbarrier_init(sram.full(slot, columns), BOXES ? 1 : SLOT_WARPS);
-        mbarrier_init(sram.empty(slot, columns), 4);
-      }
-    mbarrier_init(sram.p_full(), 4);
-    mbarrier_init(sram.p_empty(), OUTPUT_WARPS);
-    mbarrier_publish();
-  }
-  barrier();
-}
-
-// Where a chunk of 16 bytes lies in a tile of panels.
-template <class TileT>
-DEVICE unsigned chunk_of(TileT tile, int row, int chunk) {
-  return tile.panel(chunk / 8) + row * 128 + (chunk % 8 ^ row % 8) * CHUNK_BYTES;
-}
-
-// Where what a unit has goes: to out and lse if its rows see no other chunk, else to the partial results. m and l are to the base 2.
+// Where a unit's results go: to out and lse if its rows see no other chunk, else to the partial results. m and l are to the base 2.
 struct Results {
   const Tensor& out;
   float* lse;
@@ -147,11 +57,7 @@ struct Results {
 
   DEVICE void store_lse(int row, float m, float l) const {
     const int packed = first_row + row;
-#if RAGGED
-    float* to = lse + (static_cast<long long>(packed % group) * units.batches + unit.batch) * units.batch.len_q + packed / group;
-#else
-    float* to = lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
-#endif
+    float* to = lse + lse_at(units, shape, unit, packed % group, packed / group);
     if (lse) store_global(to, (m + log2_approx(l)) * LN2);
   }
   DEVICE void store_statistics(int row, float m, float l) const {
@@ -163,7 +69,9 @@ struct Results {
 // Calls work(results, place) for each of this block's units.
 template <class Work>
 DEVICE void for_each_unit(Results results, Work work) {
-  for (Unit unit = results.units.before_first(); results.units.next(unit);) {
+  for (Unit unit = results.units.before_first();;) {
+    // step: load_q (lengths)
+    if (!results.units.next(unit)) return;
     const Place place(results.units, unit);
     results.unit = unit, results.first_row = place.first_row;
     if (place.chunks.first <= place.chunks.last) work(results, place);
@@ -173,148 +81,6 @@ DEVICE void for_each_unit(Results results, Work work) {
 // Does a unit have all keys that its rows see?
 DEVICE bool is_whole(const Place& place) { return place.first_chunk == place.last_chunk; }
 
-#if PAGED || RAGGED
-DEVICE int length_of(const int* lengths, int request, int requests) {
-  // step: load_q (lengths)
-  lanes_meet();
-  return request < requests ? load_global<int>(lengths + request) : 0;
-}
-#endif
-
-#if PAGED && PAGE_BOX
-// Asks for the tiles of a unit. One lane does; a lane for each box looks its page up. A box is whole: it also brings what lies behind
-// the last key. Boxes behind it are of its page again, so that each tile comes whole. A tile's pages are looked up before the
-// tile before it is waited for.
-struct Latent {
-  static constexpr int OF_TILE = BC / PAGE_BOX;  // boxes of a panel
-  static_assert(BC % PAGE_BOX == 0 && OF_TILE <= 32, "a lane for each box");
-
-  const TensorMap& latent;
-  const int* table;
-  const Shape& batch;
-  const Sram& sram;
-  Divisor page_size;
-  int pages = 0;  // of the coming tile, a lane for each box
-
-  DEVICE void look_up(const Unit& unit, int keys, int j) {
-    // step: load_latent (pages)
-    const int key = min(j * BC + lane_id() * PAGE_BOX, keys - 1);
-    lanes_meet();
-    if (lane_id() < OF_TILE) pages = load_global<int>(table + static_cast<long long>(unit.batch) * batch.table_pages + key / page_size);
-  }
-
-  DEVICE void load(const Unit& unit, int keys, const Keys& tiles, int j, const Ring& ring) {
-    if (warp_id() != 0) return;
-    if (j == tiles.first) look_up(unit, keys, j);
-    const int own = pages, row = OF_TILE == 1 ? j * BC % page_size : 0;  // of a page that is larger than a tile, one part
-    if (j < tiles.last) look_up(unit, keys, j + 1);
-
-    // step: load_latent (producer)
-    const LatentTile tile = sram.latent(ring.slot);
-#pragma unroll
-    for (int columns = 0; columns < SETS; ++columns) {
-      const unsigned full = sram.full(ring.slot, columns);
-      mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
-      if (elected()) mbarrier_arrive_expect(full, panels_of(columns) * LatentTile::PANEL_BYTES);
-#pragma unroll
-      for (int box = 0; box < OF_TILE; ++box) {
-        const int page = shuffle(own, box);
-        if (elected())
-#pragma unroll
-          for (int i = first_panel(columns); i < first_panel(columns) + panels_of(columns); ++i)
-            tma_load(tile.panel(i) + box * PAGE_BOX * 128, latent, page, 0, row, i * 64, full, EVICT_FIRST);
-      }
-    }
-  }
-};
-#elif PAGED
-// Copies the tiles of a unit. Two warps copy every other tile: that of their slot. Each lane knows where one row lies, and tells it
-// the others.
-struct Latent {
-  static constexpr int ROWS = BC / SLOT_WARPS;  // of a warp
-
-  const Tensor& latent;
-  const int* table;
-  const Shape& batch;
-  const Sram& sram;
-  Divisor page_size;
-
-  DEVICE void load(const Unit& unit, int keys, const Keys&, int j, const Ring& ring) const {
-    if (warp_id() / SLOT_WARPS != ring.slot) return;
-    const int first_row = warp_id() % SLOT_WARPS * ROWS, first_key = j * BC + first_row, key = first_key + lane_id();
-
-    // step: load_latent (pages)
-    int page = 0;
-    lanes_meet();
-    if (key < keys) page = load_global<int>(table + static_cast<long long>(unit.batch) * batch.table_pages + key / page_size);
-    const long long own = page * latent.batch + key % page_size * latent.row;
-#pragma unroll
-    for (int columns = 0; columns < SETS; ++columns) {
-      mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
-
-      // step: load_latent (producer)
-      if (keys - first_key >= ROWS)
-        copy<true>(sram.latent(ring.slot), columns, first_row, own, keys - first_key);
-      else
-        copy<false>(sram.latent(ring.slot), columns, first_row, own, keys - first_key);
-      copy_commit();
-    }
-    tell<4>(sram.full(ring.slot, 0));
-    tell<3>(sram.full(ring.slot, 1));
-    tell<2>(sram.full(ring.slot, 2));
-    tell<1>(sram.full(ring.slot, 3));
-    tell<0>(sram.full(ring.slot, 4));
-  }
-
-  template <bool WHOLE>
-  DEVICE void copy(LatentTile tile, int columns, int first_row, long long own, int left) const {
-    const char* rows = row_address(latent, 0, 0, 0);
-    const int first = first_panel(columns) * 8, chunks = panels_of(columns) * 8;
-#pragma unroll(WHOLE ? 4 : 1)
-    for (int i = lane_id(); i < ROWS * chunks; i += 32) {
-      const int row = i / chunks, chunk = first + i % chunks;
-      const char* from = rows + shuffle(own, row) + chunk * CHUNK_BYTES;
-      if (!WHOLE) lanes_meet();
-      copy_async(chunk_of(tile, first_row + row, chunk), from, WHOLE || row < left ? CHUNK_BYTES : 0);
-    }
-  }
-
-  // Waits for this warp's copies, all but the newest ones, and says so.
-  template <int PENDING>
-  static DEVICE void tell(unsigned full) {
-    copy_wait<PENDING>();
-    fence_async();
-    release(full);
-  }
-};
-#else
-// Asks for the tiles of a unit. One thread does.
-struct Latent {
-  const TensorMap& latent;
-  const Sram& sram;
-
-  DEVICE void load(const Unit& unit, int, const Keys&, int j, const Ring& ring) const {
-    if (warp_id() != 0) return;
-    // step: load_latent (producer)
-    const LatentTile tile = sram.latent(ring.slot);
-#pragma unroll
-    for (int columns = 0; columns < SETS; ++columns) {
-      mbarrier_wait(sram.empty(ring.slot, columns), ring.parity ^ 1);
-      if (elected()) {
-        mbarrier_arrive_expect(sram.full(ring.slot, columns), panels_of(columns) * LatentTile::PANEL_BYTES);
-#pragma unroll
-        for (int i = first_panel(columns); i < first_panel(columns) + panels_of(columns); ++i)
-#if RAGGED
-          tma_load(tile.panel(i), latent, 0, 0, unit.first_key + j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
-#else
-          tma_load(tile.panel(i), latent, unit.batch, 0, j * BC, i * 64, sram.full(ring.slot, columns), EVICT_FIRST);
-#endif
-      }
-    }
-  }
-};
-#endif
-
 // The warpgroup that loads.
 DEVICE void load_tiles(const Results& results, Latent latent) {
   Ring ring;
@@ -322,7 +88,10 @@ DEVICE void load_tiles(const Results& results, Latent latent) {
     const Keys tiles = place.tiles_of(place.chunks.first);
     const int keys = here.units.alone(here.unit).len_kv;
 #pragma unroll 1
-    for (int j = tiles.first; j <= tiles.last; ++j, ring.advance()) latent.load(here.unit, keys, tiles, j, ring);
+    for (int j = tiles.first; j <= tiles.last; ++j, ring.advance()) {
+      // step: load_latent (producer)
+      latent.load(here.unit, keys, tiles, j, ring);
+    }
   });
 }
 
@@ -336,7 +105,7 @@ struct Weighing {
 
   DEVICE int own_row(int half) const { return warp_id() % 4 * 16 + lane_id() / 4 + 8 * half; }
 
-  // Nobody still reads the queries of the unit before: this warpgroup has waited for its products.
+  // No warp still reads the queries of the unit before: this warpgroup has waited for its products.
   DEVICE void load_queries(const Results& here, const Place& place) const {
     // step: load_q
     named_barrier_sync(QUERIES, WARPGROUP);
@@ -458,7 +227,7 @@ struct Weighing {
     }
   }
 
-  // A number for each row, and whatever was stored before, to the warpgroups that have the output.
+  // Hands a number for each row, and what was stored before it, to the warpgroups that have the output.
   DEVICE void pass_on(const float (&x)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -576,61 +345,8 @@ DEVICE void decode(const Tensor& q, const Latent& latent, const Results& results
   }
 }
 
-// Partial results have a row's columns as lanes hold them: of each sixteen, a lane has two of the first eight and two of the others,
-// and stores the four together. So a warp's store has 64 bytes of a row, not 32, and half as many wait for the L1. Here the lanes
-// swap them for four that are neighbours in the output: of the first eight in even lanes, of the others in odd ones.
-DEVICE float4 neighbours(float4 x) {
-  const bool odd = lane_id() % 2;
-  const float a = shuffle_xor(odd ? x.x : x.z, 1), b = shuffle_xor(odd ? x.y : x.w, 1);
-  return odd ? make_float4(a, b, x.z, x.w) : make_float4(x.x, x.y, a, b);
-}
-DEVICE int first_of_neighbours() { return lane_id() / 4 * 16 + lane_id() % 2 * 8 + lane_id() % 4 / 2 * 4; }
-
-// What the chunks of a row have together, of the columns that a lane has.
-struct Total {
-  float m = LOWEST, l = 0;
-  float4 o = make_float4(0, 0, 0, 0);
-
-  // Adds up `chunks` of them in a fixed order, of which AT_ONCE are asked for at once. From each to the next it is `apart` rows.
-  template <int AT_ONCE>
-  DEVICE void add(const float* partial, const float* partial_m, const float* partial_l, long long first_part, int apart, int chunks) {
-    // step: merge (of chunks)
-    const float* own = partial + first_part * VALUE_DIM + warp_id() * 128 + lane_id() * 4;
-    float4 x[AT_ONCE];
-    auto ask = [&](int k) {  // for chunk k and those behind it
-      const float* from = own + static_cast<long long>(k) * apart * VALUE_DIM;
-      lanes_meet();
-#pragma unroll
-      for (int n = 0; n < AT_ONCE; ++n, from += static_cast<long long>(apart) * VALUE_DIM) {
-        x[n] = make_float4(0, 0, 0, 0);
-        if (k + n < chunks) x[n] = load_global<float4>(from);
-      }
-    };
-#pragma unroll 1
-    for (int first = 0; first < chunks; first += 32) {
-      ask(first);  // it is on its way while the weights are computed
-      float own_m = LOWEST, own_l = 0;
-      lanes_meet();
-      if (first + lane_id() < chunks) {
-        const long long at = first_part + static_cast<long long>(first + lane_id()) * apart;
-        own_m = load_global<float>(partial_m + at), own_l = load_global<float>(partial_l + at);
-      }
-      const float top = fmaxf(m, warp_max(own_m)), alpha = exp2_approx(m - top), weight = exp2_approx(own_m - top);
-      m = top, l = l * alpha + warp_sum(weight * own_l), o = times(o, alpha);
-#pragma unroll 1
-      for (int k = first; k < min(first + 32, chunks); k += AT_ONCE) {
-        if (k > first) ask(k);
-#pragma unroll
-        for (int n = AT_ONCE - 1; n >= 0; --n)  // the last first: so all are asked for before any is waited for
-          o = weighed(x[n], shuffle(weight, k - first + n), o, 1);
-      }
-    }
-  }
-};
-
 // The keys of a sequence whose first offset this is.
 DEVICE int keys_between(const int* offset) {
-  // step: merge (offsets)
   return load_global<int>(offset + 1) - load_global<int>(offset);
 }
 
@@ -662,20 +378,12 @@ DEVICE void merge(const Tensor& out, float* lse, const float* sinks, const int* 
 
   // step: store_lse
   if (threadIdx.x == 0 && lse)
-#if RAGGED
-    store_global(lse + (static_cast<long long>(head) * batch.batch + request) * batch.len_q + query, (total.m + log2_approx(total.l)) * LN2);
-#else
-    store_global(lse + (static_cast<long long>(request) * heads + head) * batch.len_q + query, (total.m + log2_approx(total.l)) * LN2);
-#endif
+    store_global(lse + (RAGGED ? static_cast<long long>(head) * batch.batch + request
+                               : static_cast<long long>(request) * heads + head) * batch.len_q + query,
+                 (total.m + log2_approx(total.l)) * LN2);
 }
 
 #if PAGED
-#if PAGE_BOX
-using Pool = TensorMap;  // each page is a batch of its own
-#else
-using Pool = Tensor;
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 mla_hopper_paged(const Tensor q, const __grid_constant__ Pool latent, const Tensor out, float* lse, const float* sinks,
                  const int* block_table, const int* seq_lens, float* partial, float* partial_m, float* partial_l, const Shape shape) {

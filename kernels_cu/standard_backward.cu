@@ -127,7 +127,8 @@ standard_backward_p(const Tensor q, const Tensor k, const float* lse, const Tens
 // What the sums of dQ and dK are multiplied with: computed at the end, or it would take a register all the time.
 DEVICE float sum_factor(const Shape& shape) { return of_kept(shape.scale, DROPOUT ? opaque(shape.kept) : 256); }
 
-// Of a launch whose block x = KV head · key tiles + j sums up Xᵀ Y for key tile j: which KV head, which keys, this warp's keys.
+// In a launch block x = KV head · key tiles + j sums up Xᵀ Y for key tile j. This says which KV head, which keys, and which keys
+// are this warp's.
 struct Columns {
   int batch, kv_head, first_key, warp_key;
 

@@ -36,7 +36,7 @@ struct Warp {
 
   DEVICE Warp() : key(warp_id() / ACROSS * WARP_KEYS), row(warp_id() / ACROSS * WARP_ROWS), across(warp_id() % ACROSS) {}
 
-  // Of a tile's queries the one whose LSE and D this lane holds in register r, and whether there is one among `rows`.
+  // The query of a tile whose LSE and D this lane holds in register r. And is that query among the first `rows`?
   DEVICE int query(int r) const { return (lane_id() / 16 + 2 * r) * TURN + 16 * across + lane_id() % 16; }
   DEVICE bool holds(int r, int rows) const { return lane_id() + 32 * r < 16 * QUERY_PAIRS && query(r) < rows; }
 };
@@ -62,7 +62,7 @@ DEVICE void multiply_by_queries(Transposed& c, KVTile a_tile, QTile b_tile, Warp
   }
 }
 
-// c += A B for this warp's keys and its columns in so many turns: A is P or dS, B has the queries of a tile as rows.
+// c += A B for this warp's keys and its columns in TURNS turns. A is P or dS, B has the queries of a tile as rows.
 template <int TURNS>
 DEVICE void multiply_by_columns(Gradient& c, PTile a_tile, QTile b_tile, Warp warp) {
 #pragma unroll(FL_DTYPE == 0 ? 1 : BR / K_STEP)
@@ -86,7 +86,7 @@ DEVICE void multiply_by_columns(Gradient& c, PTile a_tile, QTile b_tile, Warp wa
     multiply_by_columns<COLUMN_PAIRS - 1>(c, a_tile, b_tile, warp);
 }
 
-// Of the numbers of a warp's queries, 32 a register: those of the two columns that this lane has in a fragment.
+// A register holds the numbers of 32 of a warp's queries. This takes those of the two columns that the lane has in a fragment.
 DEVICE void of_columns(float (&two)[2], const float (&numbers)[STATISTICS], int fragment) {
   const int query = 8 * fragment + 2 * (lane_id() % 4);
 #pragma unroll
@@ -152,7 +152,7 @@ DEVICE void drop_gradient(Transposed& dp, Transposed& p, const float (&delta)[ST
 }
 
 // S becomes P = exp(S - LSE), and its rounded values go to SRAM, without those that are dropped: `first_key` and `first_query` are
-// those of the tile. Under a soft cap S is the tanh, and what is left of P is P (1 - S^2): dS wants it so, and nobody else is left.
+// those of the tile. Under a soft cap S is the tanh, and P becomes P (1 - S^2): only dS still needs it, and needs it so.
 DEVICE void exponentials(Transposed& s, float c, const float (&lse)[STATISTICS], PTile p_tile, Warp warp, const Dropout& dropout,
                          int first_key, int first_query) {
   RandomWords words[KEY_FRAGMENTS];
@@ -226,7 +226,7 @@ DEVICE void scores_gradient(Transposed& dp, const Transposed& p, PTile ds_tile, 
     }
 }
 
-// dQ = dS K for this warp's queries and its columns in so many turns.
+// dQ = dS K for this warp's queries and its columns in TURNS turns.
 template <int TURNS>
 DEVICE void multiply_for_queries(QueryGradient& dq, PTile ds_tile, KVTile k_tile, Warp warp) {
 #pragma unroll(FL_DTYPE == 0 ? 1 : BC / K_STEP)

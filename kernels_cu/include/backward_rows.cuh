@@ -1,5 +1,5 @@
-// The first launch of a backward pass whose main launch adds dQ up by atomics: a thread block has so many ROWS of queries.
-// And its last one, if there are sinks.
+// The first launch of a backward pass whose main launch adds dQ up by atomics. A block has ROWS rows of queries. Here is also the
+// last launch of a problem with sinks.
 #pragma once
 
 #include "elements.cuh"
@@ -51,8 +51,8 @@ DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, const float* dl
   }
 }
 
-// dsink = -sum of exp(sink - LSE) D over the rows of a head: a sink is a key whose value is 0. One warp has a head, of a ragged
-// batch a head of a sequence: (sequences, heads) are then what batches and heads are elsewhere.
+// dsink = -sum of exp(sink - LSE) D over the rows of a head: a sink is a key whose value is 0. A warp has a head. In a ragged batch
+// it has a head of a sequence: (sequences, heads) then stand for batches and heads.
 DEVICE void sink_gradient(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets_q,
                           const Shape& shape) {
   constexpr int EACH = 8;  // loads of a lane that are on their way together

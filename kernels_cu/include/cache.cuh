@@ -1,10 +1,11 @@
-// K and V as caches keep them. CACHE: 0 in the storage dtype, 1 in e4m3, 2 in int8. K_SCALE, V_SCALE: what each scale of theirs is
+// K and V as caches keep them. CACHE: 0 in the storage dtype, 1 in e4m3, 2 in int8. K_SCALE, V_SCALE: what a scale of K or V is
 // for (ScaleOf), 0 where there is none. An element times its scale is the value.
 //
 // float16 holds every element of 8 bits exactly. So an element is widened as it leaves SRAM, and the tensor cores multiply float16.
 // A query of bfloat16 is brought there by a power of two (QueryFactors), and P is rounded there.
-// A scale for all or for a head scales the scores, or at the end the output. A key's scales its row of S, or of P before that is
-// rounded. A channel's of K scales a column of Q, whose product then has float32's bits: it is multiplied in two parts.
+// A scale for all, or for a head, scales the scores (K's) or the output at the end (V's). A key's scale of K scales its row of S. A
+// key's scale of V scales its row of P, before P is rounded. A channel's scale of K scales a column of Q. That product has float32's
+// bits, so the tensor cores multiply it in two parts.
 #pragma once
 
 #include "keys_as_rows.cuh"
@@ -30,9 +31,14 @@ constexpr bool QUERY_FACTORS = QUANTIZED && (FL_DTYPE == 2 || K_SCALE == CHANNEL
 DEVICE int cache_row_bytes(const Shape& shape) { return shape.head_dim * CACHE_BYTES; }
 
 // Where the scales of K and V lie, float32: all of them, one for each head, head x channel, or (batch or page) x head x key.
+// A kernel takes SCALES_OF_CACHE among its parameters, and hands GIVEN_SCALES on.
 #if CACHE
+#define SCALES_OF_CACHE const float *k_scale, const float *v_scale,
+#define GIVEN_SCALES {k_scale, v_scale}
 struct CacheScales { const float *of_k, *of_v; };
 #else
+#define SCALES_OF_CACHE
+#define GIVEN_SCALES {}
 struct CacheScales { static constexpr const float *of_k = nullptr, *of_v = nullptr; };
 #endif
 
@@ -43,7 +49,7 @@ DEVICE float scale_of(const float* scales, int kv_head) {
   return 1;
 }
 
-// What scores are multiplied with, times a scale of K. As in Scores it stays above 0.
+// The factor of scores, times a scale of K. As in Scores it stays above 0.
 template <int OF>
 DEVICE float times_scale(float c, const float* scales, int kv_head) {
   if constexpr (OF != ALL && OF != HEAD) return c;
@@ -51,7 +57,7 @@ DEVICE float times_scale(float c, const float* scales, int kv_head) {
   return c * (scale > 0 ? scale : 0x1p-60f);
 }
 
-// Lets a warp copy the scales of its keys, of which `inside` are there. `from` is the first one's.
+// A warp copies the scales of its keys. `inside` of them are there. `from` is the first one's.
 template <int KEYS>
 DEVICE void copy_scales(unsigned to, const float* from, int inside) {
 #pragma unroll 1
@@ -61,7 +67,7 @@ DEVICE void copy_scales(unsigned to, const float* from, int inside) {
   }
 }
 
-// A row of S times the scale of its key, of which a lane has g and g + 8 of each fragment (keys_as_rows.cuh).
+// Each row of S times the scale of its key. A lane has rows g and g + 8 of each fragment (keys_as_rows.cuh).
 template <int M, int N>
 DEVICE void scale_keys(float (&s)[M][N][4], unsigned scales) {
 #pragma unroll
@@ -74,8 +80,8 @@ DEVICE void scale_keys(float (&s)[M][N][4], unsigned scales) {
     }
 }
 
-// A row of P times the scale of its value, relative to the largest so far, `base`: so float16 holds it, however small scales are. O
-// is relative to the same.
+// Each row of P times the scale of its value, relative to the largest scale so far, `base`. So float16 holds it, however small
+// scales are. O is relative to the same.
 template <int M, int N, int D>
 DEVICE void weigh_keys(float (&p)[M][N][4], float (&o)[D][N][4], float& base, unsigned scales) {
   float scale[M][2], top = base;
@@ -201,7 +207,7 @@ DEVICE FragmentA load_values(ByteTile<ROWS, COLUMNS> tile, int column, int k) {
   return {{two_elements<0>(x), two_elements<1>(x), two_elements<0>(y), two_elements<1>(y)}};
 }
 
-// 16 columns of O of a query, of which a lane has two, to where the columns begin: at(column) is an address.
+// Stores 16 columns of O of a query. A lane has two of them. at(column) is the address of a column.
 template <class At>
 DEVICE void store_outputs(At at, float first, float second) {
   store_shared(at(2 * (lane_id() / 4)), make_float2(first, second));

@@ -4,9 +4,9 @@
 #include "memory.cuh"
 #include "warpgroup.cuh"
 
-// Those who multiply write zeros over such rows, from `first` on: CONSUMERS warpgroups, which come after a producer's, all
-// together. `barrier` is a named barrier of theirs. What those rows hold would weigh 0, but 0 times a NaN is NaN. And in a
-// forward pass, rows of Q have a say in whether their warp rescales.
+// The warpgroups that multiply write zeros over such rows, from `first` on. There are CONSUMERS of them, they come after a
+// producer's, and all of their threads call this. `barrier` is a named barrier of theirs. The rows would weigh 0. But 0 times a NaN
+// is NaN, and in a forward pass a row of Q may make its warp rescale.
 template <int CONSUMERS, class TileT>
 DEVICE void clear_rows(TileT tile, int first, int barrier) {
   for (int i = 0; i < TileT::PANELS; ++i)

@@ -10,6 +10,15 @@
 #define DRAFTS 0
 #endif
 
+// A kernel takes MASK_OF_DRAFTS among its parameters, and hands GIVEN_DRAFTS on.
+#if DRAFTS
+#define MASK_OF_DRAFTS const unsigned *draft_mask,
+#define GIVEN_DRAFTS draft_mask
+#else
+#define MASK_OF_DRAFTS
+#define GIVEN_DRAFTS nullptr
+#endif
+
 // The first key tile that has a draft. All behind it have.
 DEVICE int first_draft_tile(const Shape& shape) { return max(shape.len_kv - shape.len_q, 0) / BC; }
 

@@ -33,10 +33,10 @@ DEVICE void store_elements(void* address, float4 x) {
 #endif
 }
 
-// Lanes that share a row of so many chunks.
+// Lanes that share a row of `chunks` chunks.
 DEVICE constexpr int lanes_for(int chunks) { return chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks; }
 
-// The product of two chunks of a row, of whose elements from `left` on none counts: they are padding.
+// The product of two chunks of a row. Elements from `left` on are padding, and don't count.
 DEVICE float dot(uint4 a, uint4 b, int left) {
   const unsigned x[] = {a.x, a.y, a.z, a.w}, y[] = {b.x, b.y, b.z, b.w};
   float sum = 0;

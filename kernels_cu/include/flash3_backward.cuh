@@ -61,7 +61,7 @@ struct Sram {
   // Where in the order this block comes at its n-th tile of queries (Place). It is told with Q, and needed until a tile later.
   DEVICE unsigned place(unsigned n) const { return mbarrier(10 + 4 * STAGES) + n % (2 * STAGES) * 4; }
 
-  // That all consumers have added a tile of dQ, and that whoever passes turns on knows. Before that, not two more are added.
+  // That all consumers have added a tile of dQ, and that the thread that passes turns on knows. Before that, not two more are added.
   DEVICE unsigned added(int side) const { return mbarrier(12 + 4 * STAGES + side); }
   DEVICE unsigned known(int side) const { return mbarrier(8 + 4 * STAGES + side); }
 };
@@ -111,13 +111,13 @@ DEVICE void become_producer() { release_registers<RAGGED && !ONE_TILE ? 40 : 24>
 DEVICE void become_consumer() { claim_registers<RAGGED && !ONE_TILE ? 232 : 240>(); }
 
 // The key tiles of one persistent block, by number. The first of each head come first: under a causal mask most queries see them.
-// The block begins with its own number, and takes every gridDim-th one, or with DYNAMIC the next one that nobody has drawn yet. One
+// The block begins with its own number, and takes every gridDim-th one, or with DYNAMIC the next one that no block has drawn yet. One
 // thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
 //
 // In a ragged batch it also tells the first one, and does so in a block that has no other (ONE_TILE): one thread looks for the
 // sequence, and not all warps. Where the first launch has put all key tiles in an order (ORDERED), the thread looks there instead.
-// So it tells the first one where blocks take turns. There each block draws its key tile: whoever has a lower number has begun, and
-// blocks wait for lower numbers only, so nothing hangs.
+// So it tells the first one where blocks take turns. There each block draws its key tile. A block with a lower number has
+// begun, and blocks wait for lower numbers only. So nothing hangs.
 //
 // The KV heads of a group run side by side before the next ones start, so that what their blocks share (Q, dO and the sums of dQ)
 // stays in the L2.
@@ -193,11 +193,11 @@ DEVICE void clear_rows_of(const Tensor& dq, const Shape& shape, const Rows& rows
     store_global(row_address(dq, rows.batch, rows.head, rows.first + i / chunks) + i % chunks * CHUNK_BYTES, make_uint4(0, 0, 0, 0));
 }
 
-// The order in which blocks add to a tile of dQ: that of their key tiles. A counter in HBM, at the tile's first row, says whose turn it
+// Blocks add to a tile of dQ in the order of their key tiles. A counter in HBM, at the tile's first row, says which block's turn it
 // is. The first launch has set it to the first key tile that these queries see. One thread of the producer waits for this block's
 // turn, and another one passes it on, so that no warp that multiplies waits for HBM.
 //
-// So the first one writes its part, which nobody has to set to 0 before. The last one adds its own to the sum, and writes dQ.
+// So no launch has to set the sum to 0: the first block writes its part. The last block adds its own to the sum, and writes dQ.
 enum Place { FIRST = 1, LAST = 2 };
 struct Turns {
   unsigned* counters;

@@ -207,7 +207,7 @@ DEVICE void multiply_by_weights(Transposed& dp, unsigned weights) {
   }
 }
 
-// c += A Bᵀ as a group of its own: A has the block's queries as rows, of which this warpgroup's begin at `row`, B has 64 keys as rows.
+// c += A Bᵀ as a group of its own. A has the block's queries as rows, and this warpgroup's begin at `row`. B has 64 keys as rows.
 DEVICE void multiply_by_keys(float (&c)[BC / 8][4], RowTile a, int row, KVTile b, int add) {
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; d += 16) wgmma_ss(c, rows_operand(a, row, d), rows_operand(b, 0, d), add || d > 0);

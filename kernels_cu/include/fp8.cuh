@@ -55,8 +55,8 @@ DEVICE void fold(float (&o)[O_FRAGMENTS][4], int first, const float (&t)[N][4], 
     for (int e = 0; e < 4; ++e) o[first + n][e] += scale * t[n][e];
 }
 
-// The softmax of 8 bits. O is divided by the sum of the rounded P, of which each lane has the whole. Softmax's own l is the sum of
-// P before it is rounded: without EXACT_LSE nobody asks for it, and the compiler leaves it out.
+// The softmax of 8 bits. O is divided by the sum of the rounded P. Each lane has the whole sum. Softmax's own l is the sum of P
+// before it is rounded. Without EXACT_LSE it isn't used, and the compiler leaves it out.
 struct RoundedSoftmax : Softmax {
   float rounded[2];
 

@@ -41,8 +41,8 @@ DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int
 }
 
 // A tile of queries of one of the group's heads, which is numbered among those of all batches. A block visits them from the first to
-// the last. But blocks that take turns go from the last to the first: under a causal mask all of them see the last queries, so they
-// begin together, and nobody waits for another to walk a long way.
+// the last. But blocks that take turns go from the last to the first. Under a causal mask all of them see the last queries. So they
+// begin together, and no block waits while another walks a long way.
 struct Visit {
   int head, i;
 

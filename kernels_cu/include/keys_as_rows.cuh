@@ -24,7 +24,7 @@ DEVICE void ldmatrix_of_two(unsigned (&r)[2], unsigned address, bool transposed)
 #endif
 }
 
-// An 8 x 8 matrix of 16 bits, of which each lane has (g, 2t) and (g, 2t+1), transposed.
+// Transposes an 8 x 8 matrix of 16 bits. Each lane has (g, 2t) and (g, 2t+1).
 DEVICE unsigned movmatrix(unsigned x) {
 #ifdef EMULATOR
   return emu_ptx_movmatrix(x);
@@ -97,6 +97,52 @@ DEVICE float column_sum(float x) {
 #pragma unroll
   for (int mask = 4; mask <= 16; mask *= 2) x += shuffle_xor(x, mask);
   return x;
+}
+
+// m becomes the maximum of a column so far, as an exponent: c(n, e) times a score. O and its sums have then to be multiplied by alpha.
+// Returns whether a maximum of this lane's columns has risen.
+template <int M, int N, class Factor>
+DEVICE bool raise_columns(const float (&s)[M][N][4], float (&m)[N][2], float (&alpha)[N][2], Factor c) {
+  bool risen = false;
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float top = s[0][n][e];
+#pragma unroll
+      for (int i = 0; i < M; ++i) top = fmaxf(top, fmaxf(s[i][n][e], s[i][n][2 + e]));
+      top = fmaxf(m[n][e], c(n, e) * column_max(top));
+      alpha[n][e] = exp2_approx(m[n][e] - top);
+      risen |= top > m[n][e];
+      m[n][e] = top;
+    }
+  return risen;
+}
+
+template <int D, int N>
+DEVICE void rescale_columns(float (&o)[D][N][4], float (&l)[N][2], const float (&alpha)[N][2]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    l[n][0] *= alpha[n][0], l[n][1] *= alpha[n][1];
+#pragma unroll
+    for (int d = 0; d < D; ++d)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[d][n][e] *= alpha[n][e % 2];
+  }
+}
+
+// S becomes P = exp2(c S - m), and l grows by its sum.
+template <int M, int N, class Factor>
+DEVICE void exponentials_of_columns(float (&s)[M][N][4], const float (&m)[N][2], float (&l)[N][2], Factor c) {
+#pragma unroll
+  for (int i = 0; i < M; ++i)
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[i][n][e] = exp2_approx(c(n, e % 2) * s[i][n][e] - m[n][e % 2]);
+        l[n][e % 2] += s[i][n][e];
+      }
 }
 
 // Sets the scores that the mask hides to -INF. `row` is the packed row of this lane's first query, `key` its first key; `heads` rows

@@ -1,10 +1,10 @@
 // The key tiles of all sequences of a ragged batch in one order, the longest first (ORDERED). Blocks take them in this order, so that
 // what comes last is short. The launch before writes the order from the offsets: no CPU has to know them.
 //
-// A tile is as long as the queries are many from the first one that sees it to the end of its sequence. Only the top three bits of
-// this length count, and all from an ORDERED-th part of the longest sequence on count as alike. Tiles that are alike keep their order.
-// So neighbours in a sequence stay side by side, and what they share (Q, dO and the sums of dQ) stays in the L2. Only what comes last
-// has to be short. Empty places come at the end.
+// The length of a tile is a number of queries: from the first one that sees it to the end of its sequence. Only the top three bits
+// of this length count. All lengths from an ORDERED-th part of the longest sequence on count as alike. Tiles that are alike keep
+// their order. So neighbours in a sequence stay side by side, and what they share (Q, dO and the sums of dQ) stays in the L2. Only
+// what comes last has to be short. Empty places come at the end.
 #pragma once
 
 #include "hopper_backward.cuh"
@@ -20,14 +20,14 @@ DEVICE Alike alike(const Shape& shape, int queries) {
   return {queries / step * step, min((queries / step + 1) * step, most)};
 }
 
-// How many key tiles of a sequence, with so many queries and keys, are at least so long: they are its first ones. Tile j is
-// min(queries, keys + right - j BC) queries long.
+// How many key tiles of a sequence are at least `least` long. They are its first ones. Tile j is min(queries, keys + right - j BC)
+// queries long.
 DEVICE int tiles_as_long(const Shape& shape, int queries, int keys, int least) {
   return queries < least ? 0 : min(ceil_div(keys, BC), max(0, keys + shape.right - least + BC) / BC);
 }
 
-// Puts the key tiles in order. Each warp of the launch takes some of them, and counts those that come before: each lane does so of a
-// sequence.
+// Puts the key tiles in order. Each warp of the launch takes some of them, and counts those that come before. For that each lane
+// goes through some sequences.
 DEVICE void put_in_order(const Shape& shape, const Offsets& offsets, OrderedTile* order) {
   const int warps = blockDim.x / 32;
   for (int place = blockIdx.x * warps + warp_id(); place < key_tiles(shape); place += gridDim.x * warps) {

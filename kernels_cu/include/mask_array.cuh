@@ -1,9 +1,9 @@
 // The array by which a caller says a mask, as mask.cu reads it.
 //
-//   MASK 1 (len_q, len_kv) bytes, of which any but 0 shows a pair    rows padded to 16 bytes
+//   MASK 1 (len_q, len_kv) bytes, 0 hides a pair, any other shows it    rows padded to 16 bytes
 //   MASK 2 a bit for each pair, query by query, the lowest of a byte first; each sequence of a ragged batch begins with a byte
-//   MASK 3 (row blocks, 1 + key blocks) int: of each row of blocks of BLOCK_ROWS x BLOCK_COLS pairs how many blocks are visible,
-//          these, and behind them anything. The kernel's tiles lie in one block each
+//   MASK 3 (row blocks, 1 + key blocks) int. A block has BLOCK_ROWS x BLOCK_COLS pairs. A row of blocks has the number of its visible
+//          blocks, then these, then anything. A tile of the kernel lies in one block
 #pragma once
 
 #include "memory.cuh"

@@ -88,8 +88,8 @@ DEVICE void add_global(void* address, float4 x) {
 #endif
 }
 
-// Adds to four floats in HBM while it is this block's turn (wait_for): nobody else may touch them, so the sum has one order. The
-// emulator holds it to that.
+// Adds to four floats in HBM while it is this block's turn (wait_for). No other block may touch them, so the sum has one order. The
+// emulator checks that.
 DEVICE void add_in_turn(void* address, float4 x) {
 #ifdef EMULATOR
   emu_in_turn(address, sizeof x);
@@ -97,9 +97,9 @@ DEVICE void add_in_turn(void* address, float4 x) {
   add_global(address, x);
 }
 
-// Counts up to `last`, from which a counter in HBM goes back to 0, and returns what it found. What the block's threads wrote to HBM
-// before a barrier before it, all have who come later; and what those wrote who came before is visible to the block's threads
-// after a barrier.
+// Counts a counter in HBM up to `last`, and then back to 0. Returns what it found. This orders memory: blocks that come later see
+// what this block's threads wrote to HBM before a barrier that comes before the call. After a barrier, this block's threads see
+// what the blocks that came before wrote.
 DEVICE unsigned count_up(void* counter, unsigned last) {
 #ifdef EMULATOR
   __threadfence();
@@ -112,13 +112,14 @@ DEVICE unsigned count_up(void* counter, unsigned last) {
   return before;
 }
 
-// As count_up, where nothing hangs on the order but who gets which number.
+// As count_up, but it orders no memory: it only gives each block another number.
 DEVICE unsigned draw_from(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
 
-// True for whoever finds a counter at `last`: all others have been here before.
+// True for the thread that finds the counter at `last`: all others have been here before.
 DEVICE bool last_to_arrive(void* counter, unsigned last) { return count_up(counter, last) == last; }
 
-// Counts up, for those who wait for it. They see what the block's threads wrote to HBM before a barrier before it.
+// Counts up, for blocks that wait for it. They see what this block's threads wrote to HBM before a barrier that comes before the
+// call.
 DEVICE void pass_on(unsigned* counter) {
 #ifdef EMULATOR
   __threadfence();

@@ -7,7 +7,7 @@
 //   bits (row tiles, key tiles, BR / 16, MASK_WORDS, 32)       a word for each lane, as it holds 16 rows of accumulators
 //                                                              (mma.cuh): bit 16 h + 2 n + e is row g + 8 h, column 8 n + 2 t + e
 //
-// Of a ragged batch a row tile's number is its place (sequences.cuh), and each has room for the keys of the longest sequence.
+// In a ragged batch a row tile's number is its place (sequences.cuh), and each has room for the keys of the longest sequence.
 #pragma once
 
 #include "memory.cuh"
@@ -31,7 +31,7 @@ DEVICE long long words_of(const Shape& shape, int row_tile, int key_tile, int fr
   return tile * MASK_TILE + fragment * MASK_WORDS * 32 + lane_id();
 }
 
-// An entry of a list. Without a mask nobody asks for one.
+// An entry of a list. Without a mask it stays 0.
 struct Visit {
   int entry = 0;
 
@@ -42,7 +42,7 @@ struct Visit {
 // The key tile at place `j` of a walk, which a mask's list gives as `visit`.
 DEVICE int key_tile(int j, Visit visit) { return MASK ? visit.tile() : j; }
 
-// Of the `row_tile`: `at` counts from 0 to length() - 1.
+// The list of a row tile. `at` counts from 0 to length() - 1.
 struct Visits {
   const int* list;
 

@@ -4,7 +4,7 @@
 #include "params.cuh"
 #include "tile.cuh"
 
-// `n` units of so many bytes behind `base`, in one instruction: for the compiler it is a product of 64 bits.
+// The address `n` units of `unit` bytes behind `base`, in one instruction. The compiler would make a product of 64 bits.
 DEVICE const char* address_of(const char* base, int n, int unit) {
 #ifdef EMULATOR
   return base + static_cast<long long>(n) * unit;
@@ -25,7 +25,7 @@ struct PageLoader {
   static_assert(ROWS <= 32, "a lane for each row");
 
   const char* head;     // of page 0
-  int page, row, unit;  // from one to the next, in units of so many bytes: where a row lies is one number of 32 bits
+  int page, row, unit;  // from one to the next, counted in `unit` bytes: so a number of 32 bits says where a row lies
   int row_bytes;
 
   // The unit is a power of two. The host has seen to it that no row lies 2^31 units away.
@@ -47,8 +47,8 @@ struct PageLoader {
       copy<true, true>(tile, own, rows);
   }
 
-  // A tile of which all rows are there (WHOLE), or some; rows with padding have a chunk that isn't WIDE enough. A lane's next row is
-  // PASS rows down, where the swizzle is that of its first row, or (8 lanes a row) has the other half of a line first.
+  // Copies a tile. All of its rows are there (WHOLE), or some. Rows with padding have a chunk that isn't WIDE enough. A lane's next
+  // row is PASS rows down. There the swizzle is that of its first row, or (8 lanes a row) it has the other half of a line first.
   template <bool WHOLE, bool WIDE>
   DEVICE void copy(TileT tile, int own, int rows) const {
     constexpr int PASS = 32 / LANES;

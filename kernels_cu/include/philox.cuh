@@ -133,8 +133,8 @@ struct KeptWeights {
   static_assert(FRAGMENTS % 2 == 0, "blocks of 16 x 16");
   RandomWords signs[ceil_div(FRAGMENTS, 4)];  // of each byte the upper bit is 1 if its weight is kept
 
-  // Of the 16 lines with this number, and from the 16 across with number `across` on. It is a branch that is always taken, and that
-  // the compiler can't take away: so it doesn't mix this with products that it ought to issue first.
+  // Draws the bytes of the 16 lines with number `lines`, in blocks of 16 from number `across` on. The branch is always taken, and
+  // the compiler can't take it away. So it doesn't mix this with products that it ought to issue first.
   DEVICE void draw(const Dropout& dropout, int lines, int across) {
     if (dropout.limits != 0) {
 #pragma unroll
@@ -181,7 +181,7 @@ DEVICE float kept_part(float x, int kept) {
   return x;
 }
 
-// A factor of sums of which only what is kept was added up.
+// The factor of a sum over the kept weights alone.
 DEVICE float of_kept(float factor, int kept) {
   if constexpr (DROPOUT) return factor * (256.f / kept);
   return factor;

@@ -65,7 +65,7 @@ DEVICE void open_requests(const RequestSram& sram) {
   name_sram("work", sram.told(), sizeof(Told));
 }
 
-// The row tiles of one persistent block. It begins with its own number, and goes on with the next one that nobody has drawn yet.
+// The row tiles of one persistent block. It begins with its own number, and goes on with the next one that no block has drawn yet.
 struct RequestAgenda {
   const Shape& shape;
   const RequestSram& sram;
@@ -145,7 +145,7 @@ struct Copies {
     return pages;
   }
 
-  // Asks for tile j. `full` is told when its bytes have come: also those behind the last key, which nobody owns.
+  // Asks for tile j. `full` is told when its bytes have come, also those behind the last key.
   template <class TileT>
   DEVICE void load(TileT tile, const TensorMap& pool, int head, int, const Pages& pages, unsigned full) const {
     if (lane_id() == 0) mbarrier_arrive_expect(full, TileT::BYTES);
@@ -193,7 +193,7 @@ struct Copies {
   const Shape& shape;
   const Divisor& page_size;
   int request, keys;
-  unsigned under_way = 0;  // whom to tell when the tile before is there
+  unsigned under_way = 0;  // the mbarrier to tell when the tile before is there
 
   static DEVICE int first_row(int i) { return (warp_id() % 2 + 2 * i) * ROWS; }
 
@@ -210,8 +210,8 @@ struct Copies {
     return pages;
   }
 
-  // Copies tile j, and tells `full` when it is there. Keys from `keys` on become zeros: nobody reads the rest of the last page.
-  // Where the ring has a slot to spare, nobody waits for a tile before the next one is under way.
+  // Copies tile j, and tells `full` when it is there. Keys from `keys` on become zeros: the rest of the last page isn't read.
+  // Where the ring has a slot to spare, the next tile is under way before a warp waits for this one.
   template <class TileT>
   DEVICE void load(TileT tile, const Tensor& pool, int head, int j, const Pages& pages, unsigned full) {
     using Rows = PanelRows<TileT, ROWS>;

@@ -1,5 +1,5 @@
 // A ring of tiles in SRAM, which one side fills and the other empties. Each slot has mbarriers: "full" says that its tile is there,
-// "empty" that nobody needs it any more.
+// "empty" that no warp needs it any more.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -11,7 +11,7 @@ DEVICE void release(unsigned mbarrier) {
   if (lane_id() == 0) mbarrier_arrive(mbarrier);
 }
 
-// A place in a ring of so many slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.
+// A place in a ring of STAGES slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.
 template <int SLOTS>
 struct RingOf {
   int slot = 0;

@@ -30,14 +30,13 @@ DEVICE Work work_in_order(const Shape& shape) {
 struct HeadTile { int head, row_tile; };
 
 DEVICE HeadTile head_tile_at(const Shape& shape, int row_tiles, int number) {
-  const int all_heads = shape.batch * shape.heads;
   const int first_head = number / (shape.group * row_tiles) * shape.group;  // of the group
-  const int heads = min(shape.group, all_heads - first_head), place = number - first_head * row_tiles;
+  const int heads = min(shape.group, shape.batch * shape.heads - first_head), place = number - first_head * row_tiles;
   return {first_head + place % heads, row_tiles - 1 - place / heads};
 }
 
 // The row tiles of one persistent block, by number. The block begins with its own number, and takes every gridDim-th one (CUTLASS: a
-// static tile scheduler), or with DYNAMIC the next one that nobody has drawn yet (a dynamic one).
+// static tile scheduler), or with DYNAMIC the next one that no block has drawn yet (a dynamic one).
 struct Agenda {
   const Shape& shape;
   Offsets offsets = {};

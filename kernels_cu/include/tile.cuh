@@ -64,7 +64,7 @@ struct TileLoader {
     from += ROWS * stride;
   }
 
-  // The loader of the rows that lie so many tiles further on.
+  // The loader of the rows that lie `tiles` tiles further on.
   DEVICE TileLoader at(int tiles) const {
     TileLoader there = *this;
     there.from += tiles * ROWS * stride;

@@ -1,8 +1,8 @@
-// The tree over the chunks of keys that a row tile sees. Neighbours merge two by two, by their numbers along the keys: so it is the
-// same tree whoever computes what. Here is also which part of it a block computes (units), and where partial results lie in HBM.
+// The tree over the chunks of keys that a row tile sees. Neighbours merge two by two, by their numbers along the keys. So the tree is
+// the same, whichever warp computes what. A block computes units of it, and a unit has a place among the partial results in HBM.
 //
-// A unit has a run of chunks, and merges them in registers. Above the runs, nodes have 32 children each (five levels of the tree in
-// one step): run r is a child of node r / 32, whatever the grid is. Only the nodes that a row tile sees exist. A level with n nodes
+// A unit has a run of chunks, and merges them in registers. Above the runs, a node has 32 children (five levels of the tree in one
+// step). Run r is a child of node r / 32, whatever the grid is. Only the nodes that a row tile sees exist. A level with n nodes
 // at most has n places, from the runs on. See Splits in simulator/programs/flash_decoding.py.
 #pragma once
 
@@ -42,8 +42,8 @@ DEVICE Part joined(const Part& x, const Part& y) {
   return both;
 }
 
-// The same for 32 partial results, of which each lane has the maximum and the sum of one: first what all of them together have,
-// and what weighs each in each of the five levels.
+// Joins 32 partial results. Each lane has the maximum and the sum of one. This finds the maximum and the sum of all of them together,
+// and the weight of each in each of the five levels.
 struct Weights {
   static constexpr int LEVELS = log2_of(CHILDREN);
   float m, l, of_level[LEVELS];
@@ -114,46 +114,14 @@ DEVICE int most_runs(const Shape& shape, int group) {
 #if PAGED || RAGGED
 #include "units.cuh"
 #else
-// What a block computes before it moves on: BR rows of a KV head's queries, and a run of chunks that they see, by its number among
-// these.
-struct Unit { int row_tile, run, kv_head, batch; };
-
-// All units. Those that share keys follow one another, and a block takes every gridDim.x-th. Divisions are slow (and exponentials'
-// units compute them), so a block steps from one unit to the next.
-struct Units {
-  const Shape& shape;
-  int group, all_rows, row_tiles, runs, kv_heads, batches;
-  Unit step;
-
-  DEVICE explicit Units(const Shape& shape)
-      : shape(shape), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
-        runs(::most_runs(shape, group)), kv_heads(ONE_KV_HEAD ? 1 : shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
-
-  // Where a walk begins. From there next() goes to the block's first unit.
-  DEVICE Unit before_first() const {
-    const Unit unit = at(blockIdx.x);
-    return {unit.row_tile - step.row_tile, unit.run - step.run, unit.kv_head - step.kv_head, unit.batch - step.batch};
-  }
-  // Goes on to the next unit, and says whether there is one.
-  DEVICE bool next(Unit& unit) const {
-    unit.row_tile += step.row_tile, unit.run += step.run, unit.kv_head += step.kv_head, unit.batch += step.batch;
-    if (unit.row_tile >= row_tiles) unit.row_tile -= row_tiles, ++unit.run;
-    if (unit.run >= runs) unit.run -= runs, ++unit.kv_head;
-    if (unit.kv_head >= kv_heads) unit.kv_head -= kv_heads, ++unit.batch;
-    return unit.batch < batches;
-  }
-  DEVICE const Shape& alone(const Unit&) const { return shape; }
-  DEVICE int runs_of(const Unit&) const { return runs; }
-  DEVICE int most_runs() const { return runs; }
-
- private:
-  DEVICE Unit at(unsigned i) const {
-    const unsigned rest = i / row_tiles, heads = rest / runs;
-    return {static_cast<int>(i - rest * row_tiles), static_cast<int>(rest - heads * runs), static_cast<int>(heads % kv_heads),
-            static_cast<int>(heads / kv_heads)};
-  }
-};
+#include "plain_units.cuh"
 #endif
+
+// Where the LSE of a row lies. `shape` is the launch's.
+DEVICE long long lse_at(const Units& units, const Shape& shape, const Unit& unit, int head, int query) {
+  if constexpr (RAGGED) return (static_cast<long long>(head) * units.batches + unit.batch) * units.batch.len_q + query;
+  return (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query;
+}
 
 // Which rows a unit has, which tiles and chunks they see, and the unit's own chunks. Rows that see no key have one chunk without.
 struct Place {

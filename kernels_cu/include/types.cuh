@@ -32,8 +32,8 @@ DEVICE constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 DEVICE int bits(float x) { return __builtin_bit_cast(int, x); }
 DEVICE float float_of(int bits) { return __builtin_bit_cast(float, bits); }
 
-// Four bytes, each all ones or all zeros as the upper bit of a byte of `low` (number 0 to 3) or `high` (4 to 7). The four digits of
-// `numbers` say of which.
+// Four bytes. Each repeats the upper bit of a byte of `low` (number 0 to 3) or `high` (4 to 7). The four digits of `numbers` name
+// these bytes.
 DEVICE unsigned spread_signs(unsigned low, unsigned high, unsigned numbers) {
 #ifdef EMULATOR
   return __byte_perm(low, high, numbers | 0x8888);

@@ -1,10 +1,14 @@
-// Requests of any lengths, whose K and V lie in pages (PAGED) or one behind the other (RAGGED): how their units are dealt out.
+// How units are dealt out where requests differ in length. Their K and V lie in pages (PAGED) or one behind the other (RAGGED).
 //
-// The grid doesn't know how long requests are. So a block goes through the lengths, 32 requests at a time: each lane has one, and
-// a prefix sum of their units says whose the next unit is. It does so in phases. First come the runs that others follow, then the last
-// run of each row tile, which may be short: where runs are long, the longest come first. Of 32 requests that is a matter of sorting
-// them, of more also of a phase for each of CLASSES lengths. Blocks take units to and fro: who has the first of a round has the last
-// of the next. So blocks have as much to do. Nothing else depends on the lengths of other requests.
+// The grid doesn't know how long requests are. So a block goes through the lengths, 32 requests at a time. Each lane has one
+// request. A prefix sum over their units says to which request the block's next unit belongs.
+//
+// The block takes the units in phases. In the first phase come the runs that other runs follow. Then come the last runs of the row
+// tiles. Last runs may be short. Where runs are long, the longest last runs come first: 32 requests are sorted, and more requests
+// have a phase for each of CLASSES lengths.
+//
+// Blocks take units to and fro: the block that has the first unit of a round has the last unit of the next round. So blocks have
+// equally much to do. Nothing else depends on the lengths of other requests.
 #pragma once
 
 #include "divisor.cuh"
@@ -13,17 +17,22 @@
 constexpr int CLASSES = 4;
 constexpr int PHASE = 1 << 28;  // requests of a phase are numbered from a multiple of it
 
-// The length of a request, of `requests`. Of offsets (RAGGED) it is where the request's keys begin, and with those from the second
-// one on where they end. It is in the kernel, because reads are marked there.
-DEVICE int length_of(const int* lengths, int request, int requests);
+// The length of a request, of `requests`. In offsets (RAGGED) it is where the request's keys begin. In those from the second one on it
+// is where they end.
+DEVICE int length_of(const int* lengths, int request, int requests) {
+  lanes_meet();
+  return request < requests ? load_global<int>(lengths + request) : 0;
+}
 
-// As without pages, and the keys of its request. A warp that walks over units also keeps where it is: `number` counts from the first
-// unit of 32 requests, and its next unit is `step` further. Each lane has one of these, by its number and phase, its keys, and how
-// many units come before the next one's.
+// As without pages (plain_units.cuh), and the keys of its request. A warp that walks over units also keeps where it is. `number`
+// counts from the first unit of 32 requests, and the next unit is `step` further. Of these 32 a lane has one request: its number
+// and phase, its keys, and how many units come before the next request's.
 struct Unit {
   int row_tile, run, kv_head, batch, keys, number, step, own_place, own_keys, before_next;
 #if RAGGED
   int first_key, own_first;  // where the unit's keys begin in K and V, and those of this lane's request
+#else
+  static constexpr int first_key = 0;  // in its pages
 #endif
 };
 
@@ -39,8 +48,8 @@ DEVICE Tensor by_request(const Tensor& queries, const Shape& requests) {
   return x;
 }
 
-// All units: the runs that others follow, then the last ones. Those that share keys follow one another. Of each gridDim.x units a
-// block takes one.
+// All units: first the runs that others follow, then the last ones. Units that share keys follow one another. A block takes one of
+// each gridDim.x units.
 struct Units {
   const Shape& batch;
   const int* lengths;
@@ -66,7 +75,7 @@ struct Units {
   // The problem that the unit's request is alone.
   DEVICE Shape alone(const Unit& unit) const { return alone_with(unit.keys); }
   DEVICE int runs_of(const Unit& unit) const { return ::most_runs(alone(unit), group); }
-  // Of the longest request that there is room for.
+  // Those of the longest request that there is room for.
   DEVICE int most_runs() const { return ::most_runs(batch, group); }
 
  private:
@@ -86,7 +95,7 @@ struct Units {
   }
 
   static DEVICE int keys_of_last_run(int keys) { return keys > 0 ? (keys - 1) % (RUN * CHUNK_KEYS) + 1 : 0; }
-  // Is it a phase for last runs of so many keys?
+  // Is this a phase for last runs of `keys` keys?
   DEVICE bool belongs(int keys, int place) const {
     const int shorter = (RUN * CHUNK_KEYS - keys_of_last_run(keys)) / (RUN * CHUNK_KEYS / CLASSES);
     return phases() == 2 || min(shorter, CLASSES - 1) == place / PHASE - 1;

@@ -46,7 +46,7 @@ DEVICE bool elected() {
 // True in every lane if it is in any.
 DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
-// The lanes in which it is true, a bit each; how many such bits there are, and how many in lanes below this one.
+// The lanes in which x is true, a bit each. Then how many bits are set, and how many in lanes below this one.
 DEVICE unsigned ballot(bool x) { return __ballot_sync(0xffffffffu, x); }
 DEVICE int count_bits(unsigned x) { return __popc(x); }
 DEVICE int count_below(unsigned lanes) { return count_bits(lanes & (1u << lane_id()) - 1); }

@@ -10,7 +10,7 @@ constexpr int WARPGROUP = 128;  // threads
 DEVICE int warpgroup_id() { return uniform(static_cast<int>(threadIdx.x) / WARPGROUP); }
 
 // From here on each thread of this warpgroup has COUNT registers, a multiple of 8: release gives the rest back, claim waits until
-// so many are free. All warps of the warpgroup call it, in one place; ptxas wants __launch_bounds__(threads, 1) (else: C7508).
+// they are free. All warps of the warpgroup call it, in one place; ptxas wants __launch_bounds__(threads, 1) (else: C7508).
 template <int COUNT>
 DEVICE void release_registers() {
 #ifdef EMULATOR

@@ -14,7 +14,7 @@ PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_ba
 ORDERED, MEMORY = "kernels_cu/flash2_backward_deterministic.cu", "kernels_cu/include/memory.cuh"
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
-SUMS = "kernels_cu/include/sum_tiles.cuh"
+SUMS, VISITS = "kernels_cu/include/sum_tiles.cuh", "kernels_cu/include/flash2_backward.cuh"
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
 CLEAR, CLEAR_KEYS = "kernels_cu/include/clear.cuh", "own.len_kv - work.first_key, CLEARED);"
 WIDE, WIDE_TILES = "kernels_cu/flash3_backward_wide.cu", "kernels_cu/include/flash3_backward_wide.cuh"
@@ -203,7 +203,7 @@ KERNELS = [
     ),
     KernelMutant(
         mechanism="Q prefetched for the tile before", old="at.i < tiles.last ?", new="at.i + 1 < tiles.last ?",
-        check="rule",
+        check="rule", file=VISITS,
     ),
     KernelMutant(
         mechanism="dQ of the last key tile left in its workspace", algorithm="flash1_backward", file=FLASH1,

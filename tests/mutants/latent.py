@@ -9,7 +9,7 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/mla.cu"
-TREE, UNITS, SCORES = (f"kernels_cu/include/{name}.cuh" for name in ("tree", "units", "scores"))
+TREE, UNITS, SCORES, PARTIAL = (f"kernels_cu/include/{name}.cuh" for name in ("tree", "units", "scores", "partial"))
 
 CASES: dict[str, dict[str, Any]] = {
     "one tile": {"heads": 5, "len_kv": 30},
@@ -72,8 +72,8 @@ KERNELS = [
     mutant("columns of one warp written by all", "out_row(inside ? row : 0) + warp_id() * WARP_COLUMNS * ELEMENT_BYTES",
            "out_row(inside ? row : 0)", "misuse"),
     mutant("rows beyond the end stored", "inside ? WARP_COLUMNS * ELEMENT_BYTES : 0);", "WARP_COLUMNS * ELEMENT_BYTES);", "misuse"),
-    mutant("the LSE to the base 2", "inside && lse) store_global(lse_at(row), (m + log2_approx(l)) * LN2",
-           "inside && lse) store_global(lse_at(row), (m + log2_approx(l))", "rule", step="store_lse"),
+    mutant("the LSE to the base 2", "(m + log2_approx(l)) * LN2",
+           "(m + log2_approx(l))", "rule", file=PARTIAL),
     mutant("a sum of 0 inverted", "factor = l > 0 ? alpha * reciprocal(l) : 0", "factor = reciprocal(l)", "rule",
            "hidden rows"),
     mutant("no sink in a unit", "inside ? sink_of(row) : -INF", "-INF", "rule", "sinks"),
@@ -84,18 +84,18 @@ KERNELS = [
     mutant("sums over those that others still read", "barrier(); if (place.has_keys())", "if (place.has_keys())",
            "misuse", "units"),
     mutant("the last one too early", "siblings.last - siblings.first);", "siblings.last - siblings.first - 1);", "zeros", "chunks",
-           step="arrive"),
+           file=PARTIAL),
     mutant("row tiles with one counter", "(counter * units.row_tiles + unit.row_tile)", "(counter * units.row_tiles)", "misuse",
-           "row tiles", step="arrive"),
+           "row tiles", file=PARTIAL),
     mutant("a part that isn't there merged", "child + n <= siblings.last", "child + n <= siblings.last + 1", "misuse", "chunks"),
     mutant("a part of no keys merged as if it had some", "float m = LOWEST, l = 0;", "float m = 0, l = 1;", "rule", "chunks",
            step="merge"),
     mutant("siblings' sums not weighed", "left ? weighed(this->l, own, other_l, other)", "left ? weighed(this->l, 1, other_l, 1)",
            "rule", "chunks", file=TREE),
-    mutant("the rows of the first sequence", "row_address(latent, 0, 0, first_key)", "row_address(latent, 0, 0, 0)", "rule",
+    mutant("the rows of the first sequence", "0 : request, 0, first_key)", "0 : request, 0, 0)", "rule",
            "sequences"),
     mutant("the LSEs of the first sequence", "units.batches + unit.batch) * units.batch", "units.batches) * units.batch", "misuse",
-           "sequences"),
+           "sequences", file=TREE),
     paged("stale rows of the last page read", "WHOLE || row < left ? CHUNK_BYTES : 0", "CHUNK_BYTES", "bytes"),
     paged("pages of the first request", "static_cast<long long>(request) * batch.table_pages", "0", "rule"),
     paged("pages of the tile before", "copy_commit(); look_up(j + 1);", "copy_commit(); if (j % 2 == 0) look_up(j + 1);", "rule"),

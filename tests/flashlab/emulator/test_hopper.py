@@ -18,6 +18,7 @@ from flashlab.emulator.build import compiler
 from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
 from tests.flashlab.emulator.sums import EIGHT
+from tests.patches import patched
 from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
@@ -139,8 +140,7 @@ def test_faults_of_boxes(
     """`rows`: as many as the maps say that arrays of 16 have."""
     source = (HERE / "box.cu").read_text(encoding="utf-8")
     for old, new in changes:
-        assert source.count(old) == 1
-        source = source.replace(old, new)
+        source = patched(source, old, new)
     (tmp_path / "box.cu").write_text(source, encoding="utf-8")
     arena = Arena()
     arena.put("x", np.zeros((16, 64), np.uint16))
@@ -257,11 +257,10 @@ class Ran:
 
 
 def ring(folder: Path, changes: Sequence[tuple[str, str]] = (), *, swizzle: int = 128, watch: bool = False) -> Ran:
-    """The ring with each text, which must occur once, replaced."""
+    """The ring with each code, which must occur once, replaced."""
     text = (HERE / "ring.cu").read_text(encoding="utf-8")
     for old, new in changes:
-        assert text.count(old) == 1, f"{old!r}: {text.count(old)} times"
-        text = text.replace(old, new)
+        text = patched(text, old, new)
     path = folder / "ring.cu"
     path.write_text(text, encoding="utf-8")
     random = np.random.default_rng(0)
