@@ -112,6 +112,7 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest
     assert memory.free() is None
 
 
+@pytest.mark.alike("flash2-300-16-True", "standard-300-16-False", "flash1-200-16-True")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("algorithm", "length", "side"),

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.emulator import Moved
+from tests.tiers import examples
 
 pytestmark = pytest.mark.compiler
 
@@ -43,7 +44,7 @@ def test_shuffles_are_counted_by_warps(tmp_path: Path) -> None:
     assert ran.passed and ran.launched.shuffles == 3 * (5 + 2)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(n=st.integers(1, 500))
 def test_neighbours_share_sectors(n: int) -> None:
     zeros = np.zeros(n, np.float32)

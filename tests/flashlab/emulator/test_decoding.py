@@ -54,6 +54,7 @@ def test_right_and_counted(p: fl.Problem, tile: Any, kind: str) -> None:
     assert (np.abs(lse[~empty] - truth["lse"][~empty]) <= bounds["lse"][~empty]).all()
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("tile", [(8, 16), (16, 48), (24, 64)])
 def test_rows_that_warps_share_unevenly(tile: tuple[int, int]) -> None:
     """Of 16 rows three warps merge six, five and five. Of 24 there are three fragments."""

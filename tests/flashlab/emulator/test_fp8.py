@@ -132,6 +132,7 @@ def wrong(ran: fl.Emulation, wanted: Expected) -> set[str]:
     return off if np.isclose(ran.lse, wanted.lse, rtol=0, atol=wanted.lse_tolerance).all() else {*off, "lse"}  # pyright: ignore
 
 
+@pytest.mark.alike("head dim 64, causal", "causal, 40 rows without a key", "full, batch 2, GQA", "one row, one key")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_attention(name: str) -> None:
     """Within the tolerance, no finding of any sanitiser, every output written, and the formula's bytes."""

@@ -69,6 +69,7 @@ def test_a_fault_is_a_crash():
     assert (verdict.kind, "SIGSEGV" in verdict.message) == ("crash", True)
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("line", ["raise SystemExit", "import sys; sys.exit(3)", "import os; os._exit(0)", "exit()"])
 def test_an_exit_is_no_answer(line: str):
     assert judged(line).kind == "exit"
@@ -169,6 +170,7 @@ def mine(m, q, k, v, problem, tile):
 """
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     ("result", "kind", "says"),
     [
@@ -334,6 +336,7 @@ FORGED = [
 ]
 
 
+@pytest.mark.alike(2)
 @POSIX
 @pytest.mark.parametrize("line", FORGED)
 def test_files_of_the_check_that_are_forged_or_gone(line: str):

@@ -112,6 +112,7 @@ def test_one_order_on_hopper(masks: dict[str, Any]) -> None:
     assert max(ratios(p, arrays, runs[0].outputs).values()) <= 1
 
 
+@pytest.mark.alike("256-bfloat16-masks0")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "masks"),

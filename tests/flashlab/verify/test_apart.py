@@ -100,6 +100,7 @@ def test_the_verdict_on_a_kernel_is_the_same_as_here(source: Path) -> None:
     assert shown == there.rows
 
 
+@pytest.mark.alike("1-words0", "2-words1", "4-words3")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("wrong", "words", "said"),
