@@ -144,6 +144,7 @@ def test_every_kernel_has_the_same_mask(cell: tuple[Any, str, str, Any, dict[str
     assert (read_off(algorithm, p, state, tile) == mask_of(p, state)).all()
 
 
+@pytest.mark.alike("flash2", "flash3")
 @pytest.mark.parametrize("algorithm", ["flash2", "standard", "flash3"])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(

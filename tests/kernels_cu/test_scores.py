@@ -74,6 +74,7 @@ def test_small_and_large_scores_in_one_warp(source: Path, x: list[float]) -> Non
     assert worst(source, x) <= LIMIT
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

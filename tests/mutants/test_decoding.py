@@ -45,6 +45,13 @@ def found(case: str, workers: int | None = None) -> set[str]:
 MUTANTS = one_of_each(KERNELS, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
 
 
+@pytest.mark.alike(
+    "the keys of the first sequence",
+    "where a sequence ends as its length",
+    "each sequence's queries a row further",
+    "a counter that isn't set back",
+    "the rest of a page read",
+)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):

@@ -46,12 +46,20 @@ def cases(parameters: Sequence[Any], whole: Iterable[str]) -> Any:
     return those_in({mutant.case for mutant in quick(parameters)} | {"sinks of chunks", "sequences"}, whole)
 
 
+@pytest.mark.alike(
+    "values that begin with the RoPE part",
+    "a latent tile loaded twice, as K and as V",
+    "the tile before serves as V",
+    "the last one too early",
+    "pages of the first request",
+)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(mutant.algorithm, latent.problem(mutant.case), workers=1)
 
 
+@pytest.mark.alike("a quarter of the columns without scores", "copies that nobody waited for")
 @pytest.mark.parametrize("mutant", HOPPER_MUTANTS)
 def test_a_hopper_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):

@@ -38,6 +38,9 @@ def ratios(p: Problem, arrays: dict[str, Any], outputs: Any) -> dict[str, float]
     return found
 
 
+@pytest.mark.alike(
+    "standard_backward", "flash1_backward", "flash2_backward", "flash2_backward_deterministic", "flash3_backward"
+)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @examples(40)
 @given(

@@ -77,6 +77,7 @@ def test_no_prediction_undercuts_the_hardware(algorithm: str, problem: fl.Proble
     assert breaks(fl.timeline(algorithm, taken_by(algorithm, problem), device="h200")) is None
 
 
+@pytest.mark.alike("flash2", "flash3", "flash2_backward", "flash3_backward", "flash1")
 @pytest.mark.parametrize("algorithm", DIFFERENT)
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_large_prediction_undercuts_the_hardware(algorithm: str, causal: bool):

@@ -75,6 +75,7 @@ def test_vectors_of_four_are_one_instruction() -> None:
         assert (rows[key].instructions, rows[key].bytes, rows[key].sectors) == (2, 1024, 32)
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(("pad", "conflicts"), [(0, 32), (1, 1)])
 def test_padding_ends_bank_conflicts(pad: int, conflicts: int) -> None:
     x = np.zeros((64, 64), np.float32)
@@ -120,6 +121,7 @@ __global__ void overlap(const float* x, float* y) {
 """
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(("pending", "overlapped"), [(1, 128), (0, 0)])
 def test_reads_beside_a_copy_on_its_way_are_counted(tmp_path: Path, pending: int, overlapped: int) -> None:
     file = tmp_path / "overlap.cu"

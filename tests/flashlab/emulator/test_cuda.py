@@ -209,6 +209,7 @@ def test_narrow_copies_end_in_zeros(n: int) -> None:
     assert np.array_equal(y, np.concatenate([whole[31::-1], whole[63:31:-1], whole[31::-1]]))
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("grid", [1, 3])
 def test_a_lock_is_taken_in_turns(grid: int) -> None:
     arguments = {"lock": np.zeros(1, np.int32), "value": np.zeros(1, np.int32)}

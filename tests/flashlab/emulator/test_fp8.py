@@ -242,6 +242,7 @@ WIDE_FAULTS = {
 }
 
 
+@pytest.mark.alike("offset forgotten in P")
 @pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda name: FAULTS[name][0]))
 def test_the_offset_of_p_is_needed(fault: str) -> None:
     file, old, new, off = FAULTS[fault]
@@ -251,6 +252,7 @@ def test_the_offset_of_p_is_needed(fault: str) -> None:
     assert wrong(run(x, SINK, changed((file, old, new))), wanted) == off
 
 
+@pytest.mark.alike("no mask")
 @pytest.mark.parametrize("fault", one_of_each(MORE_FAULTS, lambda name: tuple(sorted(MORE_FAULTS[name][3]))))
 def test_a_fault_is_seen(fault: str) -> None:
     file, old, new, off = MORE_FAULTS[fault]

@@ -468,6 +468,7 @@ def test_without_watching_registers_a_missing_wait_still_shows(tmp_path: Path) -
 # Registers and polling
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [

@@ -228,6 +228,12 @@ FAULTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.alike(
+    "values of the next tile",
+    "bits: the highest first",
+    "a mixed tile listed as visible",
+    "booleans: of the batch's first keys",
+)
 @pytest.mark.parametrize(
     "fault",
     one_of_each(FAULTS, lambda fault: (fault.algorithm, fault.mask, bool(fault.lengths)), lambda fault: fault.name),

@@ -60,6 +60,7 @@ def test_what_a_kernel_reaches_stays_where_it_was(
     assert not HOST.search(text)
 
 
+@pytest.mark.alike(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("entry", ["space::scale", "filled<N>", "taken"])
 def test_a_compiler_of_cuda_takes_it(entry: str, tmp_path: Path) -> None:

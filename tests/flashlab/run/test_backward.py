@@ -50,6 +50,7 @@ def test_of_what_attention_returned() -> None:
         assert slope == pytest.approx(float((found[f"d{name}"] * direction).sum(dtype=np.float64)), rel=2e-3, abs=2e-2)
 
 
+@pytest.mark.alike("misaligned", "strided")
 @pytest.mark.compiler
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "plain"])
 def test_arrays_however_they_lie(layout: str) -> None:

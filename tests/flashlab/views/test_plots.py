@@ -66,8 +66,13 @@ def assert_tidy(figure: Any) -> None:
 
 
 @pytest.mark.alike(
-    *("sample", "a million tokens-lengths", "small device-roofline", "one row-bytes"),
-    *("nothing-lengths", "no keys-roofline", "window, batch-bytes"),
+    "sample",
+    "a million tokens-lengths",
+    "small device-roofline",
+    "one row-bytes",
+    "nothing-lengths",
+    "no keys-roofline",
+    "window, batch-bytes",
 )
 @pytest.mark.parametrize("name", ["bytes", "lengths", "roofline"])
 @pytest.mark.parametrize("case", CASES)
