@@ -66,7 +66,7 @@ def test_a_hopper_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: 
         assert mutant.check in found(mutant.algorithm, latent_hopper.problem(mutant.case), workers=1)
 
 
-@pytest.mark.alike("sinks of chunks", "pages")
+@pytest.mark.alike("pages")
 @pytest.mark.parametrize("case", cases(MUTANTS, latent.CASES))
 def test_the_real_kernel_passes(case: str) -> None:
     p = latent.problem(case)
@@ -74,7 +74,7 @@ def test_the_real_kernel_passes(case: str) -> None:
         assert found("mla_paged" if p.page_size else "mla", p) == set()
 
 
-@pytest.mark.alike("sinks of chunks", "pages")
+@pytest.mark.alike("pages")
 @pytest.mark.parametrize("case", cases(HOPPER_MUTANTS, latent_hopper.CASES))
 def test_the_real_hopper_kernel_passes(case: str) -> None:
     p = latent_hopper.problem(case)

@@ -126,9 +126,9 @@ def test_each_way_of_building_has_a_library_of_its_own(tmp_path: Path, option: d
 def test_several_processes_at_once(tmp_path: Path) -> None:
     """Each builds, one library stays, and nothing half-built is ever seen."""
     cache, path = fresh_cache(tmp_path), source(tmp_path)
-    processes = [start(path, cache) for _ in range(3)]
+    processes = [start(path, cache) for _ in range(2)]
     said = [process.communicate(timeout=180)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert [process.returncode for process in processes] == [0, 0], said
     (kept,) = (cache / "emulator").iterdir()
     assert sorted(file.name for file in kept.iterdir()) == ["digests.json", "kernel.so", "sites.json"]
 

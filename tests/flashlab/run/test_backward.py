@@ -106,9 +106,9 @@ def test_one_order_on_hopper(masks: dict[str, Any]) -> None:
     arrays: dict[str, Any] = BACKWARD.draw(p, 3)
     runs = [
         fl.emulate("flash3_backward_deterministic", **arrays, **p.masks, device="h200", workers=workers)
-        for workers in (1, 4, 4)
+        for workers in (1, 4)
     ]
-    assert [run.complaints() for run in runs] == [[]] * 3
+    assert [run.complaints() for run in runs] == [[]] * 2
     assert len({run.outputs["dq"].tobytes() for run in runs}) == 1
     assert max(ratios(p, arrays, runs[0].outputs).values()) <= 1
 
