@@ -205,7 +205,7 @@ def test_places_suffice_and_a_block_finds_its_own(p: Problem, rows: int) -> None
     """As the kernels look for it: by halves, for the last sequence whose first place isn't behind."""
     room = ragged.places(p, rows)
     if not p.len_q:
-        assert room == []
+        assert len(room) == 0
         return
     assert all(0 <= n - one.row_tiles(Tile(rows, 16)) <= 1 for n, one in zip(room, p.sequences, strict=True))
     assert sum(room) == p.len_q // rows + len(p.spans)
