@@ -141,7 +141,12 @@ def complaints(compiled: Compiled) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "case", one_of_each(MATRIX, lambda case: (case[0], case[1] == "float32"), lambda case: "-".join(map(str, case)))
+    "case",
+    one_of_each(
+        sorted(MATRIX, key=lambda case: case[1] != "bfloat16"),
+        lambda case: case[0],
+        lambda case: "-".join(map(str, case)),
+    ),
 )
 def test_compiles_without_spills_or_warnings(case: tuple[str, str, int, str]) -> None:
     name, dtype, head_dim, arch = case
@@ -202,6 +207,7 @@ def test_what_changes_the_scores_spills_nothing_either(case: tuple[str, tuple[st
     assert complaints(compiled_by_default(name, dtype, head_dim, arch, **asked)) == []
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(
     "case",
     one_of_each(QUANTIZED, lambda case: case[0], lambda case: "-".join(map(str, (*case[:2], *case[2], *case[3:])))),
@@ -228,6 +234,7 @@ def test_cascade_spills_nothing_with_windows_and_own_lengths(case: tuple[dict[st
     assert complaints(compile_kernel("cascade", defines(config, dtype, head_dim), arch=arch)) == []
 
 
+@pytest.mark.alike("dlse")
 @pytest.mark.parametrize("features", [{}, {"dropout": 0.1}, {"dlse": True}], ids=lambda features: ", ".join(features))
 def test_turns_at_narrow_heads_spill_next_to_nothing(features: dict[str, Any]) -> None:
     """A register, in a warp that has time."""
@@ -386,6 +393,7 @@ def test_masks_compile_without_spills_or_warnings(case: tuple[str, str, int, str
 RAGGED_MASKED = [case for case in MASKED if case != ("flash2", "float32", 208, "sm_75")]  # 8 bytes
 
 
+@pytest.mark.alike("dense")
 @pytest.mark.parametrize(
     "case", one_of_each(RAGGED_MASKED, lambda case: case[0], lambda case: "-".join(map(str, case)))
 )

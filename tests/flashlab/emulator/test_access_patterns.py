@@ -139,7 +139,6 @@ WRONG = {
 }
 
 
-@pytest.mark.alike(1)
 @pytest.mark.parametrize("name", one_of_each(WRONG, lambda name: "copy" in WRONG[name][2]))
 def test_a_wrong_rule_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, kernel = WRONG[name]

@@ -113,7 +113,7 @@ def test_findings_name_the_headers_of_this_checkout(tmp_path: Path) -> None:
         assert {line.file for finding in done.launched.findings for line in finding.via} == {str(header)}
 
 
-@pytest.mark.alike(2)
+@pytest.mark.alike(1)
 @NEEDS_COMPILER
 @pytest.mark.parametrize("option", [{"macros": ["-DX=1"]}, {"arch": 750}, {"watch": False}])
 def test_each_way_of_building_has_a_library_of_its_own(tmp_path: Path, option: dict[str, Any]) -> None:

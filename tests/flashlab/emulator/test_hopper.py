@@ -119,6 +119,7 @@ FENCE, STORE = "  emu_fence_async();\n", "emu_tma_store(&to, base, corner, 4);"
 WAIT_READ = "    emu_tma_wait(0, true);\n"
 
 
+@pytest.mark.alike("proxy fence forgotten", "input written", "tensor map", "out of bounds")
 @pytest.mark.parametrize(
     ("changes", "rows", "kind", "said", "at"),
     [

@@ -65,6 +65,7 @@ def test_kernels_equal_the_judge_and_the_simulator(case: tuple[str, Any], data: 
 BLOCKS = [("flash2", (64, 48)), ("flash2", (32, 16)), ("flash3", (64, 48))]
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("case", one_of_each(BLOCKS, lambda case: case[0]))
 @examples(8, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
