@@ -49,6 +49,7 @@ test-triton: .venv-torch/.torch
 
 test-long: .venv/.test .venv-torch/.jax .venv-lowest/.lowest browser
 	FLASHLAB_PART=$(PART) $(BIN)/python $(PYTEST) -m "long and not jax and not triton"
+	FLASHLAB_PART=$(PART) HYPOTHESIS_PROFILE=long $(BIN)/python $(PYTEST) -m "hypothesis and not long and not jax and not triton"
 	FLASHLAB_PART=$(PART) .venv-lowest/bin/python $(PYTEST) -W default -m "long or not long" $(WITH_THE_LOWEST)
 	FLASHLAB_PART=$(PART) TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TORCH)/python $(PYTEST) -m "long and triton and not gpu"
 	FLASHLAB_PART=$(PART) FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"

@@ -19,8 +19,12 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl"
 import pytest
 from hypothesis import settings
 
+from tests.tiers import like_cases_are_long
+
 # The same examples in every run, and no deadline: a busy machine is no bug. HYPOTHESIS_PROFILE=explore looks further.
-settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
+# Properties with a number of their own say it by tests.tiers.examples.
+settings.register_profile("ci", max_examples=35, derandomize=True, deadline=None, database=None, print_blob=True)
+settings.register_profile("long", settings.get_profile("ci"), max_examples=100)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -108,6 +112,10 @@ def required(marker: str) -> bool:
     return marker in names or ("all" in names and marker in ALL)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alike: of these cases a few run in `make test`; tests/tiers.py says which")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, find in NEEDS.items():
         if item.get_closest_marker(marker) and (missing := find()):
@@ -126,6 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Groups go first. One worker has a whole group, and the others would wait for it at the end. FLASHLAB_PART=3/8 leaves the third
     of eight parts.
     """
+    like_cases_are_long(items, whole=not any("::" in word for word in config.args))
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if part := os.environ.get("FLASHLAB_PART"):
         k, n = map(int, part.split("/"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import conftest
-from tests.tiers import one_of_each, quick, those_in
+from tests.tiers import examples, like_cases_are_long, one_of_each, quick, those_in
 
 HERE = Path(__file__).parent
 CLOCK = re.compile(r"\b(perf_counter|process_time|monotonic|timeit|time\.time)(_ns)?\b")
@@ -35,6 +35,47 @@ def test_what_is_not_wanted_is_long() -> None:
     parameters = those_in({"a", "c"}, ["a", "b", "c"])
     assert [p.id for p in parameters] == ["a", "b", "c"]
     assert quick(parameters) == ["a", "c"]
+
+
+class Case(SimpleNamespace):
+    """One case of a test."""
+
+    def get_closest_marker(self, name: str) -> Any:
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark: Any) -> None:
+        self.marks.append(mark.mark)
+
+
+def left(ids: list[str], *words: str | int, whole: bool = True) -> list[str]:
+    """The cases that `alike` leaves in each `make test`."""
+    cases = [Case(nodeid=f"tests/test_x.py::test_y[{each}]", marks=[pytest.mark.alike(*words).mark]) for each in ids]
+    like_cases_are_long(cases, whole=whole)
+    return [each for each, case in zip(ids, cases, strict=True) if not case.get_closest_marker("long")]
+
+
+def test_of_like_cases_those_that_a_test_names_are_not_long() -> None:
+    ids = ["flash2-1", "flash2_backward-1", "rule, flash2, causal", "flash3-1-0", "flash3-10"]
+    assert left(ids, "flash2") == ["flash2-1", "rule, flash2, causal"]
+    assert left(ids, "flash3-1", "flash2_backward") == ["flash2_backward-1", "flash3-1-0"]
+    assert left(ids, 2) == ids[:2]
+    assert left(ids[3:], "flash2", whole=False) == ids[3:], "who names a case gets it"
+    with pytest.raises(pytest.UsageError, match=r"test_x.py::test_y: no case is 'flash4': flash2-1, "):
+        left(ids, "flash2", "flash4")
+
+
+def test_what_is_long_already_is_no_first_case() -> None:
+    long = Case(nodeid="t::t[a]", marks=[pytest.mark.alike(1).mark, pytest.mark.long.mark])
+    first = Case(nodeid="t::t[b]", marks=[pytest.mark.alike(1).mark])
+    like_cases_are_long([long, first])
+    assert first.get_closest_marker("long") is None
+
+
+def test_properties_have_a_third_of_their_examples_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.tiers.MANY", False)
+    assert [examples(n).max_examples for n in (150, 8, 1)] == [50, 3, 1]
+    monkeypatch.setattr("tests.tiers.MANY", True)
+    assert examples(150, deadline=None).max_examples == 150
 
 
 class Item(SimpleNamespace):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +14,21 @@ from docs._site import flash3 as climb
 from docs._site.blocks import replaced
 from flashlab.measure import results
 
+pytestmark = pytest.mark.xdist_group("flash3's page")  # its blocks are drawn once
 TEXT = climb.PAGE.read_text(encoding="utf-8")
 MARKED = re.compile(r"(?s)<!-- (\w+): begin .*?<!-- \1: end -->")
 MEASURED = re.compile(r"\d\s*(?:TFLOP|%|ms|µs)|\d\.\d+\s*(?:×|times)|[×*]\s*\d\.\d|\d{3,} TFLOP")
 """What only a measurement can say."""
 
 
-def blocks() -> dict[str, str]:
+def redrawn() -> dict[str, str]:
     return {name: draw() for name, draw in climb.BLOCKS.items()}
+
+
+@functools.cache
+def blocks() -> dict[str, str]:
+    """As the files have it."""
+    return redrawn()
 
 
 def texts(svg: str) -> list[str]:
@@ -74,7 +82,7 @@ def test_a_block_follows_the_data(monkeypatch: pytest.MonkeyPatch):
     drawn = climb.ladder_picture()
     before = blocks()
     monkeypatch.setattr(climb, "result", slower)
-    after = blocks()
+    after = redrawn()
     assert {name for name in before if before[name] != after[name]} == {"ladder", "flash3_2", "flash3_3"}
     assert texts(climb.ladder_picture()) != texts(drawn)
 

@@ -140,7 +140,14 @@ def complaints(compiled: Compiled) -> list[str]:
     return [*compiled.warnings, *([f"{compiled.spills} bytes of spills"] if compiled.spills else []), *stacks]
 
 
-@pytest.mark.parametrize("case", one_of_each(MATRIX, lambda case: case[:2], lambda case: "-".join(map(str, case))))
+@pytest.mark.parametrize(
+    "case",
+    one_of_each(
+        sorted(MATRIX, key=lambda case: case[1] != "bfloat16"),
+        lambda case: case[0],
+        lambda case: "-".join(map(str, case)),
+    ),
+)
 def test_compiles_without_spills_or_warnings(case: tuple[str, str, int, str]) -> None:
     name, dtype, head_dim, arch = case
     compiled = compiled_by_default(name, dtype, head_dim, arch)
@@ -190,6 +197,7 @@ def bounds_of(ptx: bytes) -> dict[str, int]:
     return {name.decode(): int(threads) for name, threads in found}
 
 
+@pytest.mark.alike("flash2-soft_cap-sinks-alibi", "flash3-soft_cap-sinks-alibi", "flash3_paged-soft_cap")
 @pytest.mark.parametrize(
     "case", one_of_each(SCORED, lambda case: case[:2], lambda case: "-".join(map(str, (case[0], *case[1], *case[2:]))))
 )
@@ -199,6 +207,7 @@ def test_what_changes_the_scores_spills_nothing_either(case: tuple[str, tuple[st
     assert complaints(compiled_by_default(name, dtype, head_dim, arch, **asked)) == []
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(
     "case",
     one_of_each(QUANTIZED, lambda case: case[0], lambda case: "-".join(map(str, (*case[:2], *case[2], *case[3:])))),
@@ -225,6 +234,7 @@ def test_cascade_spills_nothing_with_windows_and_own_lengths(case: tuple[dict[st
     assert complaints(compile_kernel("cascade", defines(config, dtype, head_dim), arch=arch)) == []
 
 
+@pytest.mark.alike("dlse")
 @pytest.mark.parametrize("features", [{}, {"dropout": 0.1}, {"dlse": True}], ids=lambda features: ", ".join(features))
 def test_turns_at_narrow_heads_spill_next_to_nothing(features: dict[str, Any]) -> None:
     """A register, in a warp that has time."""
@@ -243,6 +253,7 @@ DROPPED = [
 """At head dim 256 these two have no register to spare for the random bytes, nor has the third one's dK for its factor."""
 
 
+@pytest.mark.alike("flash2", "flash2_backward")
 @pytest.mark.parametrize("case", one_of_each(DROPPED, lambda case: case[0], lambda case: "-".join(map(str, case))))
 def test_dropout_spills_nothing_either(case: tuple[str, str, int, str]) -> None:
     name, dtype, head_dim, arch = case
@@ -259,12 +270,14 @@ OF_THE_LSE = [
 """Of a `.cu` that reads it. At head dim 256 flash1_backward has no register to spare for it."""
 
 
+@pytest.mark.alike("flash2_backward", "flash3_backward")
 @pytest.mark.parametrize("case", one_of_each(OF_THE_LSE, lambda case: case[0], lambda case: "-".join(map(str, case))))
 def test_a_gradient_of_the_lse_spills_nothing_either(case: tuple[str, str, int, str]) -> None:
     name, dtype, head_dim, arch = case
     assert complaints(compiled_by_default(name, dtype, head_dim, arch, dlse=True)) == []
 
 
+@pytest.mark.alike("64-sm_80-flash2_backward", "256-sm_90-flash2_backward_deterministic")
 @pytest.mark.parametrize("name", ["flash2_backward", "flash2_backward_deterministic"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -352,6 +365,7 @@ def test_drafts_compile_without_spills_or_warnings(case: tuple[str, int, int, st
     assert complaints(compile_kernel("flash_decoding", defines(config, dtype, head_dim), arch=arch)) == []
 
 
+@pytest.mark.alike("flash_decoding-sm_90", "mla_hopper")
 @pytest.mark.parametrize(
     ("name", "arch"),
     [("flash_decoding", "sm_90"), ("flash_decoding", "sm_80"), ("mla", "sm_90"), ("mla_hopper", "sm_90a")],
@@ -379,6 +393,7 @@ def test_masks_compile_without_spills_or_warnings(case: tuple[str, str, int, str
 RAGGED_MASKED = [case for case in MASKED if case != ("flash2", "float32", 208, "sm_75")]  # 8 bytes
 
 
+@pytest.mark.alike("dense")
 @pytest.mark.parametrize(
     "case", one_of_each(RAGGED_MASKED, lambda case: case[0], lambda case: "-".join(map(str, case)))
 )
@@ -424,6 +439,7 @@ def test_pages_of_any_size_spill_nothing(case: tuple[int, int, float | None]) ->
     assert complaints(compiled) == []
 
 
+@pytest.mark.alike("flash2", "flash_decoding", "flash2_backward")
 @pytest.mark.parametrize(
     "name", [name for name, row in WITH_KERNELS.items() if row.support.least <= (7, 5) and not row.arch]
 )

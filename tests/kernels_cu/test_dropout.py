@@ -133,6 +133,7 @@ def cells() -> Iterator[Any]:
         yield by_gradients, "flash3_backward", dtype, None, sizes
 
 
+@pytest.mark.alike("flash2", "flash3", "flash1_backward", "flash3_backward")
 @pytest.mark.parametrize("cell", one_of_each(cells(), lambda cell: cell[1], lambda cell: "-".join(map(str, cell[1:4]))))
 def test_every_kernel_has_the_same_mask(cell: tuple[Any, str, str, Any, dict[str, int]]) -> None:
     """And that of the definition, so that the two passes agree at whatever tiles."""
@@ -143,6 +144,7 @@ def test_every_kernel_has_the_same_mask(cell: tuple[Any, str, str, Any, dict[str
     assert (read_off(algorithm, p, state, tile) == mask_of(p, state)).all()
 
 
+@pytest.mark.alike("flash2", "flash3")
 @pytest.mark.parametrize("algorithm", ["flash2", "standard", "flash3"])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(

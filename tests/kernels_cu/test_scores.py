@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from tests.patches import patched
+from tests.tiers import examples
 
 pytestmark = pytest.mark.compiler
 
@@ -66,13 +67,14 @@ def test_its_ends(source: Path) -> None:
     assert found[:5].tolist() == [0, 0, 1, -1, 1] and np.isnan(found[5])
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(st.floats(-60, 60, width=32).filter(lambda x: abs(x) > 1e-30), min_size=1, max_size=150))
 def test_small_and_large_scores_in_one_warp(source: Path, x: list[float]) -> None:
     """A warp votes: with one large score all its lanes leave the polynomial alone."""
     assert worst(source, x) <= LIMIT
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

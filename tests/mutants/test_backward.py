@@ -75,6 +75,7 @@ def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -
         kills(mutant, 0.2 if mutant.hangs else 4)
 
 
+@pytest.mark.alike("adjoint", "rule", "equal_keys", "key_sets", "key_order", "misuse", "bytes")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "mutant", one_of_each(KERNELS, lambda each: each.check, lambda each: f"{each.check}, {each.case}")

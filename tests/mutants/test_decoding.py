@@ -45,6 +45,13 @@ def found(case: str, workers: int | None = None) -> set[str]:
 MUTANTS = one_of_each(KERNELS, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
 
 
+@pytest.mark.alike(
+    "the keys of the first sequence",
+    "where a sequence ends as its length",
+    "each sequence's queries a row further",
+    "a counter that isn't set back",
+    "the rest of a page read",
+)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
@@ -55,6 +62,7 @@ QUICK = {mutant.case for mutant in quick(MUTANTS)} | {"two levels", "sinks", "so
 """A mutant's death says something if the real kernel passes the same case. The others are one of each of their kinds."""
 
 
+@pytest.mark.alike("chunks", "quantized pages", "sequences")
 @pytest.mark.parametrize("case", those_in(QUICK, CASES))
 def test_the_real_kernel_passes(case: str) -> None:
     with np.errstate(invalid="ignore"):

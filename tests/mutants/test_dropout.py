@@ -37,6 +37,7 @@ def kills(mutant: KernelMutant) -> None:
     general.checks_of(row.operation)[mutant.check](subject, problem(mutant.case), 0)
 
 
+@pytest.mark.alike("a-byte-that-equals-the-threshold-keeps-too", "odd-rows-drop-what-even-rows-do")
 @pytest.mark.compiler
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_killed_by_its_trial(mutant: ScoreMutant, tmp_path: Path) -> None:
@@ -46,12 +47,14 @@ def test_killed_by_its_trial(mutant: ScoreMutant, tmp_path: Path) -> None:
     assert "raised" not in row.detail, f"a bug that crashes is no mutant: {row.detail}"
 
 
+@pytest.mark.alike("flash2", "standard")
 @pytest.mark.compiler
 @pytest.mark.parametrize("trial", those_in(QUICK, TRIALS, "-".join))
 def test_the_real_kernels_pass_these_trials(trial: tuple[str, str, str]) -> None:
     assert performed(*trial).status == "passed"
 
 
+@pytest.mark.alike("dV of what is dropped, too")
 @pytest.mark.compiler
 @pytest.mark.parametrize("mutant", one_of_each(GRADIENTS, lambda each: each.check, lambda each: each.mechanism))
 def test_a_gradient_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
@@ -59,6 +62,7 @@ def test_a_gradient_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path)
         kills(mutant)
 
 
+@pytest.mark.alike("key_sets")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "mutant",

@@ -40,6 +40,7 @@ def _forget() -> None:
     facade._warm.clear()
 
 
+@pytest.mark.alike(4)
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_compiles(mutant: Mutant, sources: Path) -> None:

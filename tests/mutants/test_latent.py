@@ -46,18 +46,27 @@ def cases(parameters: Sequence[Any], whole: Iterable[str]) -> Any:
     return those_in({mutant.case for mutant in quick(parameters)} | {"sinks of chunks", "sequences"}, whole)
 
 
+@pytest.mark.alike(
+    "values that begin with the RoPE part",
+    "a latent tile loaded twice, as K and as V",
+    "the tile before serves as V",
+    "the last one too early",
+    "pages of the first request",
+)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(mutant.algorithm, latent.problem(mutant.case), workers=1)
 
 
+@pytest.mark.alike("a quarter of the columns without scores", "copies that nobody waited for")
 @pytest.mark.parametrize("mutant", HOPPER_MUTANTS)
 def test_a_hopper_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(mutant.algorithm, latent_hopper.problem(mutant.case), workers=1)
 
 
+@pytest.mark.alike("pages")
 @pytest.mark.parametrize("case", cases(MUTANTS, latent.CASES))
 def test_the_real_kernel_passes(case: str) -> None:
     p = latent.problem(case)
@@ -65,6 +74,7 @@ def test_the_real_kernel_passes(case: str) -> None:
         assert found("mla_paged" if p.page_size else "mla", p) == set()
 
 
+@pytest.mark.alike("pages")
 @pytest.mark.parametrize("case", cases(HOPPER_MUTANTS, latent_hopper.CASES))
 def test_the_real_hopper_kernel_passes(case: str) -> None:
     p = latent_hopper.problem(case)

@@ -35,6 +35,12 @@ def survives_the_usual_test(mutant: ScoreMutant) -> bool:
     return np.allclose(out.astype(np.float32), fl.naive(**arrays, **p.masks).out, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.alike(
+    "soft-cap-bounds-products-before-they-are-scaled",
+    "slope-of-the-KV-head",
+    "sink-added-once-per-key-tile",
+    "only-the-first-key-tile-is-bounded",
+)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "mutant", one_of_each(ZOO, lambda each: (each.algorithm, *each.aligned), lambda each: each.name)

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator.operations.attention import ATTENTION
 from tests.properties import fuzz, oracle
+from tests.tiers import examples
 
 EACH = 250
 LONG = int(os.environ.get("FLASHLAB_FUZZ", "100000"))
@@ -28,13 +29,14 @@ def apart() -> Iterator[None]:
         yield
 
 
+@pytest.mark.alike("0", "1")
 @pytest.mark.parametrize("part", range(4))
 def test_a_thousand_calls(part: int) -> None:
     for n in range(part * EACH, (part + 1) * EACH):
         fuzz.one(Random(f"0 {n}"))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     name=st.sampled_from(sorted(fuzz.PARSERS)), content=st.binary(max_size=300) | st.text(max_size=100).map(str.encode)
 )

@@ -92,6 +92,7 @@ def interrupted(*command: str, cwd: Path, path: str = str(ROOT)) -> tuple[int, s
     return child.returncode, said
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("batch", ["1", "2"])
 def test_simulator(tmp_path: Path, batch: str) -> None:
     """With several batches each thread has some of them. The first part that runs says so."""
@@ -143,6 +144,7 @@ def test_what_is_ended_is_no_finding(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
 
 
+@pytest.mark.alike(1)
 @pytest.mark.compiler
 @pytest.mark.parametrize("kernel", one_of_each(KERNELS, kind=lambda name: "loop" in name))
 def test_emulator(tmp_path: Path, kernel: str) -> None:

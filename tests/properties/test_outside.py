@@ -25,6 +25,7 @@ from simulator.operations.pairs import visible_pairs
 from tests.flashlab.emulator.mutant import kept
 from tests.patches import patched
 from tests.simulator.masks import blocky
+from tests.tiers import examples
 
 ALGORITHMS = [name for name in catalogue.of(ATTENTION) if "float16" in CATALOGUE[name].dtypes]
 ON_A_CPU = ["flash2", *(pytest.param(name, marks=pytest.mark.long) for name in ("standard", "flash1", "flash3"))]
@@ -123,7 +124,7 @@ def taken(algorithm: str, p: Problem) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(p=problems(), seed=st.integers(0, 99))
-@settings(max_examples=25)
+@examples(25)
 def test_hidden_keys_and_other_sequences_in_the_simulator(algorithm: str, p: Problem, seed: int) -> None:
     taken(algorithm, p)
     assert not depends(simulated(algorithm), p, seed)
@@ -165,7 +166,7 @@ def test_padding_and_surroundings_on_the_emulator(algorithm: str, p: Problem, se
 
 
 @given(p=problems(), seed=st.integers(0, 99))
-@settings(max_examples=10)
+@examples(10)
 def test_surroundings_in_the_simulator(p: Problem, seed: int) -> None:
     taken("flash2", p)
     assert not littered(simulated("flash2"), p, seed)

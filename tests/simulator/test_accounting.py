@@ -15,6 +15,7 @@ import flashlab as fl
 from simulator import CATALOGUE, Counts, Device, Problem, SramOverflow, Tile
 from simulator.names import DType
 from tests.simulator import accounting
+from tests.tiers import examples
 
 DERIVED = accounting.DERIVED
 FEW_SMS = Device.named("h200").replace(sms=5)
@@ -127,7 +128,7 @@ def test_every_algorithm_is_derived_and_stands_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", DERIVED)
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_bytes_are_what_the_page_says(name: str, data: st.DataObject) -> None:
     compare(name, data.draw(cases(name)))
@@ -178,7 +179,7 @@ def test_corners(what: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["flash2", "flash3"])
-@settings(max_examples=25)
+@examples(25)
 @given(
     form=st.sampled_from(["dense", "bits", "blocks"]), lengths=st.lists(st.tuples(few_of_them, few_of_them), max_size=3),
     rows=few_of_them, keys=few_of_them, causal=st.booleans(), window=st.none() | st.tuples(side, side), seed=st.integers(0, 999),

@@ -20,6 +20,7 @@ from simulator.operations.backward import BACKWARD
 from simulator.ragged import places
 from tests.simulator.problems import ROOMY, SLOW, problems, tiles
 from tests.simulator.test_ragged import batches
+from tests.tiers import examples
 
 ALGORITHMS = sorted(fl.catalogue.of(BACKWARD))
 
@@ -37,8 +38,11 @@ def ratios(p: Problem, arrays: dict[str, Any], outputs: Any) -> dict[str, float]
     return found
 
 
+@pytest.mark.alike(
+    "standard_backward", "flash1_backward", "flash2_backward", "flash2_backward_deterministic", "flash3_backward"
+)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=40)
+@examples(40)
 @given(
     problem=problems(longest=90, dims=st.sampled_from([8, 16, 40, 64])),
     dlse=st.booleans(),
@@ -54,7 +58,7 @@ def test_gradients_keep_to_the_rule(algorithm: str, problem: Problem, dlse: bool
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=60)
+@examples(60)
 @given(problem=problems(longest=80), dlse=st.booleans(), tile=tiles)
 def test_formula_equals_shape_run(algorithm: str, problem: Problem, dlse: bool, tile: Tile) -> None:
     formula_equals_shape_run(algorithm, problem.replace(dlse=dlse), tile)
@@ -84,7 +88,7 @@ OF_BOXES: dict[str, set[Entry]] = {
 
 
 @pytest.mark.parametrize("algorithm", RAGGED)
-@settings(max_examples=20)
+@examples(20)
 @given(problem=batches(longest=90), tile=tiles, seed=st.integers(0, 3))
 def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     """Each sequence has the gradients that it has alone, and what is counted of it is, but for the offsets."""
@@ -107,7 +111,7 @@ def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int)
     assert counts.compulsory_read <= counts.dram.estimate <= counts.hbm.read + counts.hbm.atomic
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(problem=problems(longest=200), tile=tiles)
 def test_turns(problem: Problem, tile: Tile) -> None:
     """The key tiles that a query tile sees are those that visit it, one behind the other: so a block's turn is its distance
@@ -144,7 +148,7 @@ def test_blocks_of_a_ragged_batch_on_hopper() -> None:
     assert wide.bytes("sram.write", "work") == 32 * places and not wide.bytes("hbm.atomic", "drawn")
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(problem=batches(longest=90), tile=tiles, seed=st.integers(0, 3))
 def test_an_order_of_key_tiles(problem: Problem, tile: Tile, seed: int) -> None:
     """Blocks that outnumber the SMs take the key tiles of uneven sequences in an order: they look for nothing."""
@@ -184,7 +188,7 @@ def test_an_order_spares_parts(lengths: list[int], heads: tuple[int, int], dim: 
     assert alike is not None and not alike.ordered  # or there are too many
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     problem=problems(longest=90, dims=st.sampled_from([8, 40, 64])) | batches(longest=90),
     dropout=st.sampled_from([None, 0.25]),
@@ -255,7 +259,7 @@ def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> No
     assert fl.count(algorithm, problem, tile=tile, device=ROOMY) == found
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     problem=problems(longest=12, dims=st.sampled_from([4, 8])),
     soft_cap=st.sampled_from([None, 0.7, 3.0]),

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator.operations.attention import ATTENTION
 from simulator.operations.paged import PAGED
 from simulator.problem import CACHES, SCALES
+from tests.tiers import examples
 
 TILES = st.sampled_from([None, (16, 16), (5, 7), (16, 48)])
 SMALL: dict[str, Any] = {
@@ -56,7 +57,7 @@ def within(found: dict[str, Any], truth: dict[str, Any], bounds: dict[str, Any])
     return bool(out.all() and lse.all())
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(problems(), TILES, st.integers(0, 9))
 def test_the_program_is_right_and_counts_what_the_formula_does(p: fl.Problem, tile: Any, seed: int) -> None:
     arrays: Any = ATTENTION.draw(p, seed)
@@ -67,7 +68,7 @@ def test_the_program_is_right_and_counts_what_the_formula_does(p: fl.Problem, ti
     assert within(dict(run.outputs), truth, ATTENTION.bounds(p, arrays, truth))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(problems(paged=True), TILES, st.integers(0, 9))
 def test_pages_change_no_bit(p: fl.Problem, tile: Any, seed: int) -> None:
     """Scales of keys that no request owns are NaN, and their elements the least."""

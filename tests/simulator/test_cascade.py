@@ -16,6 +16,7 @@ from flashlab.verify.cases import describe
 from flashlab.views import figures
 from simulator.operations.cascade import CASCADE
 from tests.simulator.test_latent import within
+from tests.tiers import examples
 
 TILES = st.sampled_from([None, (16, 32), (32, 64), (16, 16), (5, 7)])
 
@@ -55,7 +56,7 @@ def test_program_judge_and_formula_agree(p: fl.Problem, tile: Any) -> None:
     fl.check_formula("cascade", formula, p, tile=tile, device="h200")
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(problems())
 def test_the_judge_is_plain_attention_over_both_sides(p: fl.Problem) -> None:
     """Request by request, over keys one behind the other, where queries aren't more than own keys."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -16,11 +16,12 @@ from simulator.formulas.walk import floor_sum, walk
 from simulator.operations.attention import ATTENTION
 from simulator.operations.softmax import SOFTMAX, vector_problem
 from tests.simulator.problems import ALGORITHMS, ROOMY, devices, kernel_tiles, problems, scores, taken_by, tiles
+from tests.tiers import examples
 from tests.work import calls
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=150)
+@examples(150)
 @given(problem=problems(scores=scores), tile=tiles | kernel_tiles, device=devices, lse=st.booleans())
 def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile, device: Device, lse: bool) -> None:
     problem = taken_by(algorithm, problem)
@@ -38,7 +39,7 @@ def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile, 
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=40)
+@examples(40)
 @given(
     problem=problems(longest=100, scores=scores), tile=tiles | kernel_tiles, lse=st.booleans(), seed=st.integers(0, 3)
 )
@@ -70,7 +71,7 @@ def test_heads_shared_out_among_cores_add_up(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=60)
+@examples(60)
 @given(problem=problems(scores=scores), device=devices)
 def test_default_tile_fits_every_device(algorithm: str, problem: Problem, device: Device) -> None:
     problem = taken_by(algorithm, problem)
@@ -87,7 +88,7 @@ def test_floor_sum(n: int, m: int, a: int, b: int) -> None:
     assert floor_sum(n, m, a, b) == sum((a * i + b) // m for i in range(n))
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(problem=problems(longest=200), tile=tiles)
 def test_walk_equals_a_loop_over_row_tiles(problem: Problem, tile: Tile) -> None:
     ranges = [problem.tiles_of_row(i, tile) for i in range(problem.row_tiles(tile))]
@@ -104,7 +105,7 @@ def test_walk_equals_a_loop_over_row_tiles(problem: Problem, tile: Tile) -> None
     )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(problem=problems(longest=90), tile=tiles)
 def test_tiles_of_row_are_those_with_a_visible_pair(problem: Problem, tile: Tile) -> None:
     """Against the definition of the mask, pair by pair."""
@@ -181,7 +182,7 @@ def test_a_formula_may_be_proved_in_parts(part: str | None, change: Any, says: s
 
 @pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
 @given(length=st.integers(1, 700), tile=st.integers(1, 200), dtype=st.sampled_from(["float32", "float16"]))
-@settings(max_examples=10)
+@examples(10)
 def test_softmax_of_a_vector(name: str, length: int, tile: int, dtype: str) -> None:
     formula = fl.CATALOGUE[name].formula
     assert formula is not None

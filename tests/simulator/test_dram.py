@@ -8,18 +8,19 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 
 import flashlab as fl
 from flashlab.measure import results
 from simulator import Device, Problem, dram
 from tests.simulator.problems import ALGORITHMS, devices, problems, taken_by
+from tests.tiers import examples
 
 RESULTS = Path(__file__).resolve().parents[2] / results.FOLDER
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=60)
+@examples(60)
 @given(problem=problems(), device=devices)
 def test_the_estimate_lies_between_compulsory_and_requested(algorithm: str, problem: Problem, device: Device) -> None:
     try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.run import choose, devices
 from simulator.operations.paged import PAGED
 from tests.simulator.test_paged import within
+from tests.tiers import examples
 
 MASKS = "causal", "window", "soft_cap"
 LARGE: dict[str, Any] = {"heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
@@ -39,7 +40,7 @@ def problems(draw: st.DrawFn) -> fl.Problem:
     return p.replace(pages=p.pages + draw(st.integers(0, 3)), len_kv=p.len_kv + draw(st.integers(0, 200)))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(problems(), st.sampled_from([None, (64, 64), (64, 16), (5, 7)]), st.sampled_from(["h100", "l4"]))
 def test_the_program_is_right_and_counts_what_the_formula_does(p: fl.Problem, tile: Any, device: Any) -> None:
     """All that no request owns is NaN, so what it reads of that shows."""

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator import Device, Problem, SramOverflow, Trace, UsageError
 from tests.simulator.problems import ALGORITHMS, taken_by, zeros
+from tests.tiers import examples
 
 P = Problem(batch=2, heads=4, kv_heads=2, len_q=70, head_dim=40, dtype="float16", causal=True)
 
@@ -156,7 +157,7 @@ def test_trace_out_of_range() -> None:
         fl.simulate("flash2", *fl.random_inputs(P), trace=(0, 9))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(1, 300), st.integers(1, 100), st.integers(1, 64))
 def test_distinct_bytes_of_overlapping_tiles(n: int, rows: int, shift: int) -> None:
     """Each byte once, however often and in whatever pieces it is requested."""
@@ -218,7 +219,7 @@ def split_keys(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
     return m.output("out"), m.output("lse")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(1, 40), st.integers(1, 70),
     st.booleans(), st.sampled_from([(16, 16), (32, 16)]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -18,6 +18,7 @@ from simulator.operations.attention import ATTENTION
 from simulator.operations.pairs import mask_operand, packed_bits, shown_pairs
 from tests.simulator.masks import blocky, formed, masks
 from tests.simulator.problems import problems, tiles
+from tests.tiers import examples
 
 ALGORITHMS = ("flash2", "flash3")
 FORMS = st.sampled_from(["dense", "bits"])
@@ -30,7 +31,7 @@ def drawn(p: Problem, mask: Array) -> dict[str, Any]:
     return {**ATTENTION.draw(p), mask_operand(p): mask}
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), problems(longest=90), tiles)
 def test_tile_programs_equal_the_judge(data: st.DataObject, problem: Problem, tile: Tile) -> None:
     p = of_any_form(data, problem.replace(head_dim_v=None))
@@ -53,7 +54,7 @@ def of_any_form(data: st.DataObject, problem: Problem) -> Problem:
     return p if ragged is None else p.replace(batch=1, len_q=None, len_kv=None, lengths=ragged)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data(), problems(), tiles, st.sampled_from(ALGORITHMS))
 def test_without_data_all_tiles_are_mixed(data: st.DataObject, problem: Problem, tile: Tile, algorithm: str) -> None:
     p = of_any_form(data, problem)
@@ -68,7 +69,7 @@ def test_without_data_all_tiles_are_mixed(data: st.DataObject, problem: Problem,
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(st.data(), problems(longest=90), tiles)
-@settings(max_examples=15)
+@examples(15)
 def test_forms_say_the_same(algorithm: str, data: st.DataObject, problem: Problem, tile: Tile) -> None:
     """Bits and booleans give the same bits of the output, and beside the mask itself count the same bytes."""
     p = of_any_form(data, problem).replace(mask="bits")
@@ -102,7 +103,7 @@ def test_the_bytes_of_bits_are_counted_row_by_row() -> None:
     assert wide.bytes("hbm.read", "mask") == 64 * 64 // 8
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.data(), problems(longest=90), st.sampled_from([(16, 16), (48, 24), (5, 7)]), st.sampled_from(ALGORITHMS))
 def test_blocks(data: st.DataObject, problem: Problem, block: tuple[int, int], algorithm: str) -> None:
     """By tiles that divide them. Without data all are visible, and all tiles mixed."""

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator import Problem, UsageError
+from tests.tiers import examples
 
 P = Problem(batch=1, heads=2, len_q=100, head_dim=64, dtype="float16")
 DATA = fl.random_inputs(P)
@@ -177,7 +178,7 @@ def test_a_type_error_of_ones_own_stays() -> None:
         fl.count(program, P)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(1, 40),
     st.integers(1, 40),
@@ -228,7 +229,7 @@ OPERATORS = {"+": operator.add, "*": operator.mul}
 STEP = st.tuples(st.sampled_from([*CALLS, *METHODS, *OPERATORS]), st.tuples(*[st.integers(0, 30)] * 4))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(STEP, min_size=1, max_size=6))
 def test_programs_that_nobody_meant(steps: list[tuple[str, tuple[int, ...]]]) -> None:
     """Random calls with operands of any kind and size run and count the same on shapes as on data, or one line refuses them."""

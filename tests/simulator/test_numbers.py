@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -15,6 +15,7 @@ from simulator import Problem, Tile
 from simulator.dtypes import round_to
 from simulator.operations.attention import ATTENTION
 from tests.simulator.problems import ALGORITHMS, FP8, ROOMY, kernel_tiles, problems, scores, taken_by, tiles
+from tests.tiers import examples
 
 U = {"float32": 2e-6, "float16": 2**-11, "bfloat16": 2**-8, FP8: 2**-4}
 ROUNDED_SUM = -np.log(1 - U[FP8])
@@ -26,7 +27,7 @@ def largest_score(q: Any, k: Any) -> float:
     return float(np.prod([np.linalg.norm(x.astype(np.float64), axis=-1).max(initial=0.0) for x in (q, k)]))
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(problem=problems(longest=60, scores=scores), seed=st.integers(0, 5))
 def test_the_two_oracles_agree(problem: Problem, seed: int) -> None:
     data = {**ATTENTION.draw(problem, seed), **problem.masks}
@@ -36,7 +37,7 @@ def test_the_two_oracles_agree(problem: Problem, seed: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=40)
+@examples(40)
 @given(problem=problems(longest=100, scores=scores), tile=tiles | kernel_tiles, seed=st.integers(0, 5))
 def test_programs_equal_naive(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     """The row rule of `flashlab.verify`, written out once more: |e| <= u sqrt(|o|^2 + sum p^2 |v|^2)."""
@@ -101,7 +102,7 @@ def test_rounding_of_every_float16_midpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax_naive", "softmax_safe", "softmax_online", "softmax_merge"])
-@settings(max_examples=40)
+@examples(40)
 @given(n=st.integers(1, 300), tile=st.integers(9, 130), seed=st.integers(0, 9))
 def test_vector_softmax(name: str, n: int, tile: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
@@ -118,7 +119,7 @@ def test_naive_softmax_overflows_where_safe_does_not() -> None:
     assert fl.softmax("softmax_safe", x).out[0] == 1
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(problem=problems(longest=100), tile=kernel_tiles, exact_lse=st.booleans(), seed=st.integers(0, 5))
 def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, exact_lse: bool, seed: int) -> None:
     """8-bit operands with a scale a tile: attention of what they stand for, as if they had been given in float32.

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator.operations.attention import naive_loop
 from simulator.operations.paged import PAGED, STRAY
+from tests.tiers import examples
 
 TILES = st.sampled_from([None, (16, 16), (5, 7), (16, 48)])
 SMALL: dict[str, Any] = {"batch": 2, "heads": 2, "head_dim": 16, "dtype": "float16", "page_size": 4}
@@ -52,7 +53,7 @@ def within(found: dict[str, Any], problem: fl.Problem, arrays: Any) -> bool:
     return bool(out.all() and lse.all())
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(problems(longest=40), st.integers(0, 9))
 def test_the_judge_finds_each_key_where_a_loop_finds_it(p: fl.Problem, seed: int) -> None:
     arrays: Any = PAGED.draw(p, seed)
@@ -71,7 +72,7 @@ def test_the_judge_finds_each_key_where_a_loop_finds_it(p: fl.Problem, seed: int
         np.testing.assert_allclose(truth["lse"][b : b + 1], alone.lse, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(problems(), TILES, st.sampled_from(["h100", "t4"]), st.integers(0, 9))
 def test_the_program_is_right_and_counts_what_the_formula_does(
     p: fl.Problem, tile: Any, device: Any, seed: int
@@ -86,7 +87,7 @@ def test_the_program_is_right_and_counts_what_the_formula_does(
     assert within(dict(run.outputs), p, arrays)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(problems(longest=120), st.integers(0, 9))
 def test_pages_change_no_bit(p: fl.Problem, seed: int) -> None:
     """It is flash_decoding on the gathered keys, whatever the other requests are."""

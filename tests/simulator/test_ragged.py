@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -18,6 +18,7 @@ from simulator.counts import Counts, Entry
 from simulator.operations.attention import ATTENTION
 from simulator.operations.pairs import distances, hidden_pairs
 from tests.simulator.problems import ROOMY, devices, kernel_tiles, problems, scores, taken_by, tiles
+from tests.tiers import examples
 
 KNOWING = {name: row.support for name, row in fl.catalogue.of().items() if "lengths" in row.support.masks}
 ALGORITHMS = [name for name, support in KNOWING.items() if not support.same_queries]
@@ -113,7 +114,7 @@ def test_what_knows_no_sequences_refuses_them() -> None:
         simulated("flash2", p, {**arrays, "offsets_kv": right + (np.arange(7) == 2).astype(np.int32)})
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(p=batches(longest=12))
 def test_both_judges_see_each_sequence_alone(p: Problem) -> None:
     """And so do the rule's bounds, the mask and the distances."""
@@ -150,7 +151,7 @@ def test_the_judges_do_not_look_at_neighbours() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=60)
+@examples(60)
 @given(p=batches(), tile=tiles | kernel_tiles)
 def test_run_on_data_and_on_shapes_and_formula_agree(algorithm: str, p: Problem, tile: Tile) -> None:
     counts = fl.count(algorithm, p, tile=tile, device=ROOMY)
@@ -163,7 +164,7 @@ def test_run_on_data_and_on_shapes_and_formula_agree(algorithm: str, p: Problem,
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=60)
+@examples(60)
 @given(p=batches(longest=150), tile=kernel_tiles)
 def test_counts_are_those_of_the_sequences(algorithm: str, p: Problem, tile: Tile) -> None:
     """Beside them, only the offsets are read; and flash3 clears rows of Q and V in SRAM."""
@@ -198,13 +199,13 @@ def asked(counts: Counts) -> int:
     return nbytes // (4 * warps * counts.problem.heads)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(p=batches(longest=300, most=20), rows=st.integers(1, 200))
 def test_places_suffice_and_a_block_finds_its_own(p: Problem, rows: int) -> None:
     """As the kernels look for it: by halves, for the last sequence whose first place isn't behind."""
     room = ragged.places(p, rows)
     if not p.len_q:
-        assert not len(room)
+        assert len(room) == 0
         return
     assert all(0 <= n - one.row_tiles(Tile(rows, 16)) <= 1 for n, one in zip(room, p.sequences, strict=True))
     assert sum(room) == p.len_q // rows + len(p.spans)
@@ -221,7 +222,7 @@ def test_places_suffice_and_a_block_finds_its_own(p: Problem, rows: int) -> None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=30)
+@examples(30)
 @given(p=batches(), tile=kernel_tiles)
 def test_a_sequence_has_the_bits_that_it_has_alone(algorithm: str, p: Problem, tile: Tile) -> None:
     arrays = ATTENTION.draw(p)
@@ -242,7 +243,7 @@ def even_batches(draw: st.DrawFn) -> Problem:
 
 
 @pytest.mark.parametrize("algorithm", EVEN)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(p=even_batches(), tile=st.sampled_from([Tile(8, 16), Tile(16, 16), Tile(16, 32)]))
 def test_sequences_with_as_many_queries(algorithm: str, p: Problem, tile: Tile) -> None:
     """Counts are the formula's: those of each sequence, beside offsets and what warps tell themselves. The bits are those that a
@@ -268,7 +269,7 @@ def test_sequences_with_as_many_queries(algorithm: str, p: Problem, tile: Tile) 
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, *EVEN])
-@settings(max_examples=40)
+@examples(40)
 @given(p=batches(longest=300), queries=st.integers(0, 5), device=devices)
 def test_the_default_tile_is_the_formulas(algorithm: str, p: Problem, queries: int, device: Device) -> None:
     """To the byte, SRAM as well: how many stages a device leaves room for says how much a warp tells itself."""

@@ -15,6 +15,7 @@ from simulator import machine, representatives
 from simulator.block import Block
 from simulator.simulate import run_on_shapes
 from tests.simulator.problems import ALGORITHMS, ROOMY, scores, taken_by
+from tests.tiers import examples
 
 
 @contextmanager
@@ -98,7 +99,7 @@ long_problems = st.builds(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(program=programs, problem=long_problems, tile=small_tiles)
 def test_a_few_rows_of_ones_own_program_say_what_all_cost(
     program: fl.Program, problem: fl.Problem, tile: fl.Tile

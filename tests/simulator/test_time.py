@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -21,6 +21,7 @@ from simulator.time.engine import SM, UNITS
 from simulator.time.launch import Work, rows_inside
 from simulator.time.schedules import flash2, flash3_backward, flash3_backward_deterministic, flash3_fp8
 from tests.simulator.problems import taken_by
+from tests.tiers import examples
 
 ALGORITHMS = tuple(name for name, row in fl.CATALOGUE.items() if row.schedule)
 DIFFERENT = tuple(name for name in ALGORITHMS if not name.endswith(("_deterministic", "backward_1", "backward_2")))
@@ -70,12 +71,13 @@ def breaks(t: fl.Timeline) -> str | None:
     return None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(algorithms, problems)
 def test_no_prediction_undercuts_the_hardware(algorithm: str, problem: fl.Problem):
     assert breaks(fl.timeline(algorithm, taken_by(algorithm, problem), device="h200")) is None
 
 
+@pytest.mark.alike("flash2", "flash3", "flash2_backward", "flash3_backward", "flash1")
 @pytest.mark.parametrize("algorithm", DIFFERENT)
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_large_prediction_undercuts_the_hardware(algorithm: str, causal: bool):
@@ -113,7 +115,7 @@ def test_a_rate_that_the_hardware_does_not_have_is_found(
         assert later.seconds < before["flash3"].seconds and (breaks(later) or name == "exp")
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(algorithms, problems)
 def test_a_prediction_is_the_same_each_time(algorithm: str, problem: fl.Problem):
     device = "h100" if fl.CATALOGUE[algorithm].arch else "a100"
@@ -121,7 +123,7 @@ def test_a_prediction_is_the_same_each_time(algorithm: str, problem: fl.Problem)
     assert first == second
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.sampled_from(["flash1", "standard"]), problems, st.integers(1, 200), st.integers(1, 200))
 def test_more_sms_are_never_slower(algorithm: str, problem: fl.Problem, few: int, more: int):
     """Each SM as it is, with its own part of bandwidths and rates: so are those multiplied."""
@@ -625,6 +627,7 @@ def test_groups_take_as_long_as_what_they_stand_for(algorithm: str, causal: bool
     assert fl.timeline(algorithm, p, device="h200").seconds == pytest.approx(listed, rel=0.005)
 
 
+@pytest.mark.alike("standard", "flash1", "flash2", "flash3", "flash2_backward", "flash3_backward")
 @pytest.mark.parametrize("algorithm", DIFFERENT)
 def test_any_length_is_predicted_in_as_many_steps(algorithm: str, monkeypatch: pytest.MonkeyPatch):
     """Blocks dealt out, units simulated or looked at, and pieces of work of an SM."""

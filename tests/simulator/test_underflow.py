@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -22,6 +22,7 @@ from simulator.operations.latent import LATENT, PAGED_LATENT
 from simulator.operations.operation import Operation
 from simulator.operations.paged import PAGED
 from simulator.operations.softmax import SOFTMAX
+from tests.tiers import examples
 
 HALF = [row for row in fl.CATALOGUE.values() if "float16" in row.dtypes]
 FORWARD = [row.name for row in HALF if row.operation not in (BACKWARD, SOFTMAX)]
@@ -107,7 +108,7 @@ def test_one_key_far_ahead(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORWARD)
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_no_right_kernel_is_rejected(name: str, data: st.DataObject) -> None:
     row = fl.CATALOGUE[name]
@@ -127,7 +128,7 @@ def test_no_right_kernel_is_rejected(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("v_scale", ["tensor", "head", "token"])
-@settings(max_examples=25)
+@examples(25)
 @given(keys=far_behind(), spread=st.floats(0, 4), kv_dtype=st.sampled_from(["int8", "float8_e4m3fn"]))
 def test_beside_a_cache_of_8_bits_p_is_float16(
     dtype: str, v_scale: str, keys: Keys, spread: float, kv_dtype: str
@@ -185,7 +186,7 @@ def gradients(seed: int, behind: float, dropout: float | None, scale: float, **c
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-@settings(max_examples=15)
+@examples(15)
 @given(
     seed=st.integers(0, 999), behind=st.floats(0, 24), dropout=st.sampled_from([None, 0.5, 0.9]),
     scale=st.sampled_from([0.125, 0.01, 1.0, 16.0]), causal=st.booleans(),

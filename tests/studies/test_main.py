@@ -17,6 +17,7 @@ from studies.timed import STUDIES
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -29,6 +29,7 @@ from flashlab.run import tritonc
 from flashlab.views import progress, tables
 from simulator.problem import FIELDS
 from tests.flashlab.cli.typed import document, one_line, run
+from tests.tiers import examples
 
 COMMANDS = [
     "lessons",
@@ -72,6 +73,7 @@ def test_help_shows_examples_that_80_columns_hold(command: str, monkeypatch: pyt
     assert len(lines) >= 2 and all(re.match(rf"flashlab {command}\b", line) for line in lines), lines
 
 
+@pytest.mark.alike(3)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -194,7 +196,7 @@ def test_count_of_the_default_problem() -> None:
     assert document("count", "flash2") == {"schema": 1, **plain(fl.count("flash2", DEFAULT).to_dict())}
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     algorithm=st.sampled_from(sorted(fl.catalogue.of())), batch=st.integers(1, 3), kv_heads=st.integers(1, 3),
     group=st.integers(1, 4), len_q=st.integers(0, 5000), len_kv=st.none() | st.integers(0, 5000),

@@ -336,6 +336,7 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     assert "\ntypo.cu:2:" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("name", ["put<1;>", "put<[]{return 1;}()>", "put<1>;put<2>"])
 def test_a_name_with_a_semicolon_reaches_no_kernel(name: str, tmp_path: Path) -> None:
     path = tmp_path / "names.cu"
@@ -368,6 +369,7 @@ def start(*words: object, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("command", ["emulate", "counters --backend emulator", "verify --backend emulator"])
 def test_without_a_compiler_one_line_says_what_to_install(command: str, tmp_path: Path) -> None:
     done = start(*command.split(), PATH=str(tmp_path), CXX="", FLASHLAB_CACHE=str(tmp_path))

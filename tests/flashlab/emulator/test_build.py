@@ -113,6 +113,7 @@ def test_findings_name_the_headers_of_this_checkout(tmp_path: Path) -> None:
         assert {line.file for finding in done.launched.findings for line in finding.via} == {str(header)}
 
 
+@pytest.mark.alike(1)
 @NEEDS_COMPILER
 @pytest.mark.parametrize("option", [{"macros": ["-DX=1"]}, {"arch": 750}, {"watch": False}])
 def test_each_way_of_building_has_a_library_of_its_own(tmp_path: Path, option: dict[str, Any]) -> None:
@@ -125,9 +126,9 @@ def test_each_way_of_building_has_a_library_of_its_own(tmp_path: Path, option: d
 def test_several_processes_at_once(tmp_path: Path) -> None:
     """Each builds, one library stays, and nothing half-built is ever seen."""
     cache, path = fresh_cache(tmp_path), source(tmp_path)
-    processes = [start(path, cache) for _ in range(3)]
+    processes = [start(path, cache) for _ in range(2)]
     said = [process.communicate(timeout=180)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert [process.returncode for process in processes] == [0, 0], said
     (kept,) = (cache / "emulator").iterdir()
     assert sorted(file.name for file in kept.iterdir()) == ["digests.json", "kernel.so", "sites.json"]
 
@@ -141,6 +142,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list((cache / "emulator").iterdir()) == []
 
 
+@pytest.mark.alike("sites.json")
 @NEEDS_COMPILER
 @pytest.mark.parametrize("name", ["kernel.so", "sites.json"])
 def test_a_damaged_library_is_built_anew(tmp_path: Path, compiler: Path, name: str) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.emulator import Moved
+from tests.tiers import examples
 
 pytestmark = pytest.mark.compiler
 
@@ -43,7 +44,7 @@ def test_shuffles_are_counted_by_warps(tmp_path: Path) -> None:
     assert ran.passed and ran.launched.shuffles == 3 * (5 + 2)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(n=st.integers(1, 500))
 def test_neighbours_share_sectors(n: int) -> None:
     zeros = np.zeros(n, np.float32)
@@ -74,6 +75,7 @@ def test_vectors_of_four_are_one_instruction() -> None:
         assert (rows[key].instructions, rows[key].bytes, rows[key].sectors) == (2, 1024, 32)
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(("pad", "conflicts"), [(0, 32), (1, 1)])
 def test_padding_ends_bank_conflicts(pad: int, conflicts: int) -> None:
     x = np.zeros((64, 64), np.float32)
@@ -119,6 +121,7 @@ __global__ void overlap(const float* x, float* y) {
 """
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(("pending", "overlapped"), [(1, 128), (0, 0)])
 def test_reads_beside_a_copy_on_its_way_are_counted(tmp_path: Path, pending: int, overlapped: int) -> None:
     file = tmp_path / "overlap.cu"

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.run import nvrtc
 from simulator.dtypes import numpy_dtype
+from tests.tiers import examples
 
 pytestmark = pytest.mark.compiler
 
 CUDA = Path(__file__).parent / "cuda"
-A_FEW = settings(max_examples=12)
+A_FEW = examples(12)
 
 
 def run(file: str, kernel: str, grid: Any, block: Any, arguments: dict[str, Any], **options: Any) -> fl.FileRun:
@@ -103,6 +104,7 @@ def test_stencil_with_halo_and_constants(n: int, block: int) -> None:
     assert np.allclose(ran.arrays["y"], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize(
     ("name", "dtype"), [("float", "f4"), ("double", "f8"), ("unsigned char", "u1"), ("half", "f2")]
 )
@@ -207,6 +209,7 @@ def test_narrow_copies_end_in_zeros(n: int) -> None:
     assert np.array_equal(y, np.concatenate([whole[31::-1], whole[63:31:-1], whole[31::-1]]))
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("grid", [1, 3])
 def test_a_lock_is_taken_in_turns(grid: int) -> None:
     arguments = {"lock": np.zeros(1, np.int32), "value": np.zeros(1, np.int32)}
@@ -270,6 +273,7 @@ def test_the_last_block_adds_up() -> None:
         assert left["total"] == 5
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize(
     ("value", "dtype", "total"),
     [("half", "float16", "float"), ("half", "float16", "half"), ("nv_bfloat16", "bfloat16", "float")],

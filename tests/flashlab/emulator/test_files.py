@@ -386,6 +386,7 @@ def test_the_time_limit_is_of_the_processor(folder: Path) -> None:
     assert run(path, {"x": fl.Empty((20_000,), "int32")}, grid=1, block=1, time_limit=0.3).passed
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("loop", ["for (;;) continue", "while (n) s[0] = 1"])
 def test_the_time_limit_ends_a_loop_that_the_compiler_has_emptied(folder: Path, loop: str) -> None:
     """No lane calls the runtime in it: what it stores has been moved out of it."""

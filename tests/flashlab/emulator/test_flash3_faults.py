@@ -261,6 +261,13 @@ FAULTS = [*WAITS, *BARRIERS, *RESULTS, *DRAWS]
 SOUND = sorted({(fault.kernel, fault.problem.dtype, fault.tile) for fault in FAULTS})
 
 
+@pytest.mark.alike(
+    "agenda-drops-the-last-row-tile",
+    "counter-goes-on-to-the-next-call",
+    "K-of-the-tile-before",
+    "fewer-registers-kept-than-a-thread-may-have",
+    "wait-for-K-removed",
+)
 @pytest.mark.parametrize(
     "fault", one_of_each(FAULTS, lambda fault: fault.sees, lambda fault: fault.name.replace(" ", "-"))
 )
@@ -324,6 +331,7 @@ def _is(line: Line | None, code: str, source: Path) -> bool:
     return line is not None and Path(line.file) == source.resolve() and line.number == number
 
 
+@pytest.mark.alike("flash3_3")
 @pytest.mark.parametrize("kernel", ["flash3_3", "flash3"])
 def test_a_wait_in_a_branch_that_warps_take_apart(kernel: str) -> None:
     """PTX wants all four warps at one wait. The maxima rise from tile to tile, but only in the rows of the first warp."""

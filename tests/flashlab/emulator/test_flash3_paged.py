@@ -15,6 +15,7 @@ from flashlab.verify.pages import repaged
 from simulator.operations.paged import PAGED
 from tests.flashlab.emulator.test_paged import bits, nhd
 from tests.simulator.test_paged import within
+from tests.tiers import examples
 
 pytestmark = pytest.mark.compiler
 ROW = fl.CATALOGUE["flash3_paged"]
@@ -56,7 +57,7 @@ def gathered(p: fl.Problem, arrays: Any) -> dict[str, Any]:
     return {name: np.concatenate([one[name] for one in each]) for name in ("out", "lse")}
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(problems(), st.booleans(), st.integers(0, 9))
 def test_right_and_counted_and_the_bits_of_gathered_keys(p: fl.Problem, swapped: bool, seed: int) -> None:
     """What no request owns is NaN, or no page. The emulator sees what is read outside the pool."""

@@ -132,6 +132,7 @@ def wrong(ran: fl.Emulation, wanted: Expected) -> set[str]:
     return off if np.isclose(ran.lse, wanted.lse, rtol=0, atol=wanted.lse_tolerance).all() else {*off, "lse"}  # pyright: ignore
 
 
+@pytest.mark.alike("head dim 64, causal", "causal, 40 rows without a key", "full, batch 2, GQA", "one row, one key")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_attention(name: str) -> None:
     """Within the tolerance, no finding of any sanitiser, every output written, and the formula's bytes."""
@@ -241,6 +242,7 @@ WIDE_FAULTS = {
 }
 
 
+@pytest.mark.alike("offset forgotten in P")
 @pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda name: FAULTS[name][0]))
 def test_the_offset_of_p_is_needed(fault: str) -> None:
     file, old, new, off = FAULTS[fault]
@@ -250,6 +252,7 @@ def test_the_offset_of_p_is_needed(fault: str) -> None:
     assert wrong(run(x, SINK, changed((file, old, new))), wanted) == off
 
 
+@pytest.mark.alike("no mask")
 @pytest.mark.parametrize("fault", one_of_each(MORE_FAULTS, lambda name: tuple(sorted(MORE_FAULTS[name][3]))))
 def test_a_fault_is_seen(fault: str) -> None:
     file, old, new, off = MORE_FAULTS[fault]

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flashlab.emulator import Arena, Finding, Launched, build, tensor_map
@@ -19,7 +19,7 @@ from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
 from tests.flashlab.emulator.sums import EIGHT
 from tests.patches import patched
-from tests.tiers import one_of_each
+from tests.tiers import examples, one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -39,7 +39,7 @@ def swizzled(rows: Array, width: int) -> Array:
     return out.reshape(-1)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_boxes_against_numpy(data: st.DataObject) -> None:
     """Any corner, inside or out; any swizzle; elements of 1, 2 or 4 bytes; then the inverted box into another array."""
@@ -120,6 +120,7 @@ FENCE, STORE = "  emu_fence_async();\n", "emu_tma_store(&to, base, corner, 4);"
 WAIT_READ = "    emu_tma_wait(0, true);\n"
 
 
+@pytest.mark.alike("proxy fence forgotten", "input written", "tensor map", "out of bounds")
 @pytest.mark.parametrize(
     ("changes", "rows", "kind", "said", "at"),
     [
@@ -195,6 +196,7 @@ def tile_bytes(x: Array) -> int:
     return -(-x.shape[1] * x.itemsize // 128) * len(x) * 128
 
 
+@pytest.mark.alike("1-64-8-0-0-0", "2-16-256-1-1-1", "3-256-64-0-1-1", "2-128-176-0-0-0")
 @pytest.mark.parametrize(
     ("element", "depth", "columns", "across", "registers", "keep"),
     [
@@ -466,6 +468,7 @@ def test_without_watching_registers_a_missing_wait_still_shows(tmp_path: Path) -
 # Registers and polling
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [

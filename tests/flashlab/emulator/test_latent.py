@@ -20,6 +20,7 @@ def attended(algorithm: str, arrays: dict[str, Any], **masks: Any) -> tuple[Any,
     return np.asarray(done.out), np.asarray(done.lse)
 
 
+@pytest.mark.alike("mla")
 @pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", ["mla", "mla_hopper"])
 @settings(max_examples=3, deadline=None)

@@ -18,7 +18,7 @@ from simulator.operations.attention import ATTENTION
 from simulator.operations.pairs import mask_operand
 from tests.patches import patched
 from tests.simulator.masks import blocky, formed, masks
-from tests.tiers import one_of_each
+from tests.tiers import examples, one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -65,8 +65,9 @@ def test_kernels_equal_the_judge_and_the_simulator(case: tuple[str, Any], data: 
 BLOCKS = [("flash2", (64, 48)), ("flash2", (32, 16)), ("flash3", (64, 48))]
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("case", one_of_each(BLOCKS, lambda case: case[0]))
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@examples(8, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_blocks(case: tuple[str, Any], data: st.DataObject) -> None:
     algorithm, tile = case
@@ -92,6 +93,7 @@ def complaints_of_persistent_blocks(length: tuple[int, int], causal: bool, maske
     return run.complaints() + [message] * (message is not None)
 
 
+@pytest.mark.alike("length0-True-False", "length1-False-True")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [(70, 90), (128, 128)])
@@ -227,6 +229,12 @@ FAULTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.alike(
+    "values of the next tile",
+    "bits: the highest first",
+    "a mixed tile listed as visible",
+    "booleans: of the batch's first keys",
+)
 @pytest.mark.parametrize(
     "fault",
     one_of_each(FAULTS, lambda fault: (fault.algorithm, fault.mask, bool(fault.lengths)), lambda fault: fault.name),

@@ -29,6 +29,7 @@ def emulated(p: fl.Problem, arrays: dict[str, Any], sms: int = 132, **options: A
     return run
 
 
+@pytest.mark.alike("40")
 @pytest.mark.parametrize("head_dim", [40, 72])
 def test_blocks_in_any_order_give_the_same_bits(head_dim: int) -> None:
     """Up to head dim 64, twelve parts of key tiles are drawn by ten blocks. For wider heads each has a block of its own."""

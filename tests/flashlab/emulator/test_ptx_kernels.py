@@ -35,6 +35,7 @@ def from_ptx(name: str, macros: tuple[str, ...], arch: int, folder: Path) -> Pat
     return source
 
 
+@pytest.mark.alike("flash3")
 @pytest.mark.parametrize(
     ("algorithm", "dtype", "head_dim", "device"),
     [

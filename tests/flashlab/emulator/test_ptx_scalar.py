@@ -10,10 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import flashlab as fl
+from tests.tiers import examples
 
 pytestmark = pytest.mark.compiler
 
@@ -294,7 +295,7 @@ def _same(table: dict[str, Any], got: Array, words: list[Array], close: bool = F
 
 
 N = 64
-SETTINGS = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 EDGES = np.array([0, 1, 2, 7, 31, 32, 33, 255, 256, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], U)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -21,7 +21,7 @@ from flashlab.verify.rule import expect, judge
 from flashlab.verify.targets import target_of
 from simulator.operations.attention import ATTENTION
 from tests.patches import patched
-from tests.tiers import one_of_each
+from tests.tiers import examples, one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -57,7 +57,7 @@ def complaints(algorithm: str, p: fl.Problem, tile: Any, littered: int | None = 
 @pytest.mark.parametrize(
     "case", one_of_each([(a, t) for a, tiles in TILES.items() for t in tiles], lambda case: case[0])
 )
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@examples(8, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_kernels_equal_the_judge_and_the_formula(case: tuple[str, Any], data: st.DataObject) -> None:
     algorithm, tile = case

@@ -16,7 +16,7 @@ from flashlab.run import emulated
 from simulator.operations.backward import BACKWARD
 from simulator.ragged import places
 from tests.simulator.test_backward import RAGGED, ratios
-from tests.tiers import one_of_each
+from tests.tiers import examples, one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -29,6 +29,7 @@ CASES = [
 ]
 
 
+@pytest.mark.alike("('flash2_backward', (32, 16))", "('flash3_backward', None)")
 @pytest.mark.parametrize("case", one_of_each(CASES, lambda case: case[0]))
 @settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -94,7 +95,7 @@ def longest_first(p: fl.Problem) -> list[tuple[int, ...]]:
     return [tile for _, _, tile in sorted(found)]
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@examples(8, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_key_tile_is_taken_once_and_the_longest_first(data: st.DataObject) -> None:
     length, side = st.integers(0, 3) | st.integers(0, 400), st.none() | st.integers(0, 200)
@@ -108,6 +109,7 @@ def test_every_key_tile_is_taken_once_and_the_longest_first(data: st.DataObject)
     assert taken(p) == longest_first(p)
 
 
+@pytest.mark.alike("lengths1")
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -122,6 +124,7 @@ def test_orders_of_many(lengths: list[Any], causal: bool) -> None:
     assert taken(p) == longest_first(p)
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("head_dim", [64, 72])
 def test_blocks_take_key_tiles_in_the_order(head_dim: int) -> None:
     """Persistent or not: numbers, bytes, findings."""

@@ -7,13 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flashlab.emulator.build import parsed
 from flashlab.emulator.reduced import Reduced, write
 from simulator.errors import UsageError
 from tests.flashlab.emulator.test_source import PUBLISHED
+from tests.tiers import examples
 
 pytestmark = pytest.mark.compiler
 
@@ -59,6 +60,7 @@ def test_what_a_kernel_reaches_stays_where_it_was(
     assert not HOST.search(text)
 
 
+@pytest.mark.alike(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("entry", ["space::scale", "filled<N>", "taken"])
 def test_a_compiler_of_cuda_takes_it(entry: str, tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def files(draw: st.DrawFn) -> tuple[str, set[int]]:
     return text, reached
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(made=files())
 def test_exactly_what_is_reached_is_defined_and_on_its_line(
     made: tuple[str, set[int]], tmp_path_factory: pytest.TempPathFactory

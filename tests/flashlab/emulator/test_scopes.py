@@ -28,6 +28,7 @@ def test_atomics() -> None:
     assert got["most"][0] == x.max()
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_pipelines_of_a_block(stages: int) -> None:
     x = np.arange(5 * 128, dtype="f4")

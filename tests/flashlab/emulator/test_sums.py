@@ -49,6 +49,7 @@ def test_no_other_rule_does(instruction: str) -> None:
     assert same == []
 
 
+@pytest.mark.alike("wgmma float16", "mma.sync float16")
 @pytest.mark.compiler
 @pytest.mark.parametrize("instruction", [name for name in INSTRUCTIONS if "16" in name])
 def test_the_emulator_adds_16_bits_nearly_so(instruction: str) -> None:

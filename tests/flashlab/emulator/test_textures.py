@@ -26,6 +26,7 @@ def places(i: Array, n: int, address: str) -> tuple[Array, Array]:
     return np.clip(i, 0, n - 1), (i >= 0) & (i < n) | (address == "clamp")
 
 
+@pytest.mark.alike(2)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("linear", "normalized", "address"),

@@ -83,6 +83,7 @@ def test_directed_roundings() -> None:
     assert np.array_equal(zero, np.where(x > 0, down, up))  # pyright: ignore
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(("name", "dtype"), [("half", np.float16), ("nv_bfloat16", ml_dtypes.bfloat16)])
 def test_arithmetic(name: str, dtype: Any) -> None:
     # every pattern as the first operand; what it meets is random, or near it, so that differences cancel
@@ -127,6 +128,7 @@ def test_arithmetic(name: str, dtype: Any) -> None:
     assert np.array_equal(left["flags"], np.where(unordered, want & ~8, want))  # pyright: ignore
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("names", [("half", "half2", np.float16), ("nv_bfloat16", "nv_bfloat162", ml_dtypes.bfloat16)])
 def test_pairs_do_the_same_twice(names: tuple[str, str, Any]) -> None:
     one, pair, dtype = names

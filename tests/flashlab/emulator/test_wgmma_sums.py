@@ -8,14 +8,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
 from tests.flashlab.emulator.sums import INSTRUCTIONS, Cases, different, emulated, recorded
 from tests.patches import patched
-from tests.tiers import one_of_each
+from tests.tiers import examples, one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -30,7 +30,7 @@ def test_every_bit_is_the_gpus() -> None:
     assert [line for x, kind, d in RECORDED for line in different(kind, d, emulated(x, kind))] == []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_every_bit_is_the_rules(data: st.DataObject) -> None:
     """Any operands and accumulators that are numbers, also in chains."""
@@ -45,6 +45,7 @@ def test_every_bit_is_the_rules(data: st.DataObject) -> None:
     assert different(kind, E4M3.rule.added(kind.a, kind.b, kind.c), emulated(E4M3, kind)) == []
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(("n", "lost"), [(1024, 0), (4096, 0.0601), (16384, 0.429), (65536, 0.857)])
 def test_what_adds_up_is_lost(n: int, lost: float) -> None:
     """n times 16 · 448: so much was missing from flash3_fp8's outputs on the GPU when it had one accumulator for all keys."""

@@ -26,6 +26,7 @@ CASES: dict[str, tuple[int, int, int, str, str, bool]] = {
 }
 
 
+@pytest.mark.alike("half_8_32", "double_8_8")
 @pytest.mark.parametrize("kernel", CASES)
 def test_shapes(kernel: str) -> None:
     m, n, k, factor, total, by_rows = CASES[kernel]

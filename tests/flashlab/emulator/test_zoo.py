@@ -148,6 +148,13 @@ def _differences(mutant: Mutant, launched: tuple[Launched, ...]) -> list[str]:
     return [line for x, formula, kernel in each for line in _compare(x, formula, kernel)]
 
 
+@pytest.mark.alike(
+    "masked-tiles-not-skipped",
+    "flag-that-nobody-sets",
+    "columns-written-where-rows-should-be",
+    "zeroed-by-one-block-while-others-add",
+    "shuffles-mask-lacks-the-lane",
+)
 @pytest.mark.parametrize("mutant", some(SOUND.values(), lambda mutant: mutant.kernel))
 def test_sound_kernels_have_no_findings(mutant: Mutant) -> None:
     """On every problem on which a mutant of theirs has one."""
@@ -192,6 +199,7 @@ def _near(results: Any, ran: Ran, tolerance: float) -> bool:
     )
 
 
+@pytest.mark.alike("input-written", "barrier-after-a-copy-removed")
 @pytest.mark.parametrize("mutant", some(ZOO, lambda mutant: (mutant.blind, mutant.is_plain, mutant.hangs)))
 def test_what_the_usual_test_says(mutant: Mutant) -> None:
     """`allclose(1e-2)` on an aligned problem, run without the sanitisers: would the numbers alone have given it away?"""

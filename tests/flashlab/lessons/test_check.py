@@ -69,11 +69,13 @@ def test_a_fault_is_a_crash():
     assert (verdict.kind, "SIGSEGV" in verdict.message) == ("crash", True)
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("line", ["raise SystemExit", "import sys; sys.exit(3)", "import os; os._exit(0)", "exit()"])
 def test_an_exit_is_no_answer(line: str):
     assert judged(line).kind == "exit"
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(
     "line", ["print('x' * 200_000)", "import sys; [print('x' * 999, file=sys.stderr) for _ in range(200)]"]
 )
@@ -101,6 +103,7 @@ def test_memory_is_limited():
     assert "in line 6" in verdict.message
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(
     ("was", "becomes", "says"),
     [
@@ -169,6 +172,7 @@ def mine(m, q, k, v, problem, tile):
 """
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     ("result", "kind", "says"),
     [
@@ -231,6 +235,7 @@ def test_right_numbers_from_data_that_was_never_loaded():
     assert "used data that it never loaded" not in repr(fl.check(program_of(skipped), exercise="04.2"))
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(("stages", "kind"), [(2, "passed"), (1, "overwritten")])
 def test_a_tile_is_there_until_its_place_is_taken(stages: int, kind: str):
     """K of the next round is loaded before this round's is used: that takes two places."""
@@ -334,6 +339,7 @@ FORGED = [
 ]
 
 
+@pytest.mark.alike(2)
 @POSIX
 @pytest.mark.parametrize("line", FORGED)
 def test_files_of_the_check_that_are_forged_or_gone(line: str):

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -17,6 +17,7 @@ from flashlab.lessons import hopper
 from flashlab.lessons.lesson09 import NEAR, STOPS, eight
 from flashlab.measure import results
 from tests.flashlab.emulator.sums import INSTRUCTIONS
+from tests.tiers import examples
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,7 +39,7 @@ def functions(first: str, behind: str) -> dict[str, Any]:
     return names
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**32), st.integers(1, 128), st.sampled_from([1.0, 2.0, 4.0]))
 def test_the_lessons_attention_in_fp8_is_the_tile_programs(seed: int, keys: int, size: float):
     """Of a single key tile, where both round the same P: with one-hot values `out` is the weights, the smallest too."""

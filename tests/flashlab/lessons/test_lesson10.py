@@ -50,6 +50,7 @@ def test_the_rates_are_those_that_were_measured():
     assert FMA == pytest.approx(rates["multiply_add"], rel=0.12)
 
 
+@pytest.mark.alike(1)
 @pytest.mark.compiler
 @pytest.mark.parametrize(("answer", "least", "most"), [("solution", 44, 60), ("better", 90, 100)])
 def test_sharing_what_comes_out_of_sram_is_worth_its_score(answer: str, least: int, most: int, tmp_path: Path):

@@ -32,6 +32,7 @@ def difference(name: str, *changes: tuple[str, str], case: int = 0) -> Differenc
     return compare(program_of(text), name, EXERCISES[name].cases(Random(0))[case], (0, 0))[0]
 
 
+@pytest.mark.alike("00.1", "01.1", "02.2", "04.1", "09.1")
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.parametrize("name", STEPPED)

@@ -216,6 +216,7 @@ def test_every_case_is_drawn_with_all_that_its_plan_asks_for(monkeypatch: pytest
     assert any("dlse" in case.name for case in seen.values()), "a gradient of the LSE is among them"
 
 
+@pytest.mark.alike("flash2-bits", "flash3-blocks")
 @pytest.mark.compiler
 @pytest.mark.parametrize("form", ["dense", "bits", "blocks"])
 @pytest.mark.parametrize("algorithm", ["flash2", "flash3"])

@@ -67,6 +67,7 @@ def emulate(algorithm: str, p: fl.Problem, arrays: Any, **options: Any) -> fl.Em
     return fl.emulate(algorithm, *arrays, **p.masks, lse=True, **options)
 
 
+@pytest.mark.alike("flash2", "flash3", "flash_decoding")
 @pytest.mark.parametrize("pair", one_of_each(IN_THEIR_DTYPES, lambda pair: pair[0], "-".join))
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
@@ -98,6 +99,7 @@ def check_right_and_counted(algorithm: str, dtype: str, data: st.DataObject) -> 
     assert judgement.passed, judgement.message
 
 
+@pytest.mark.alike("flash1", "flash2")
 @pytest.mark.parametrize("algorithm", ELSEWHERE)
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "float16"])
 def test_without_cp_async(algorithm: str, dtype: str) -> None:
@@ -110,6 +112,7 @@ def test_without_cp_async(algorithm: str, dtype: str) -> None:
     assert all(row.op != "ldgsts" for launch in run.launches for row in launch.moved)
 
 
+@pytest.mark.alike("standard", "flash1", "flash3_1", "flash3_fp8")
 @pytest.mark.parametrize("pair", one_of_each(IN_THEIR_DTYPES, lambda pair: pair[0], "-".join))
 def test_nothing_bypasses_the_primitives(pair: tuple[str, str]) -> None:
     algorithm, dtype = pair
@@ -119,6 +122,7 @@ def test_nothing_bypasses_the_primitives(pair: tuple[str, str]) -> None:
     assert run.passed
 
 
+@pytest.mark.alike("online_softmax", "flash3", "flash_decoding")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_same_on_one_core_and_on_many(algorithm: str) -> None:
     p = fl.Problem(batch=2, heads=3, len_q=70, head_dim=16, dtype=native(algorithm, "bfloat16"))
@@ -128,6 +132,7 @@ def test_the_same_on_one_core_and_on_many(algorithm: str) -> None:
     assert [x.ledger for x in one.launches] == [x.ledger for x in many.launches]
 
 
+@pytest.mark.alike("online_softmax", "flash3", "flash_decoding")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_without_sanitizers_the_same(algorithm: str) -> None:
     p = fl.Problem(batch=1, heads=2, len_q=70, len_kv=50, head_dim=16, dtype=native(algorithm, "bfloat16"))
@@ -137,6 +142,7 @@ def test_without_sanitizers_the_same(algorithm: str) -> None:
     assert looked.launches == blind.launches
 
 
+@pytest.mark.alike("flash1", "flash2", "flash3_2", "flash3_3", "flash3_fp8")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_of_the_counter_matrix(algorithm: str) -> None:
     """Its ragged problems with the smallest heads, in one dtype."""

@@ -57,6 +57,7 @@ def checked(algorithm: str, p: fl.Problem, seed: int = 0, **options: Any) -> fl.
     return run
 
 
+@pytest.mark.alike("flash2_backward", "flash3_backward", "flash3_backward_2")
 @pytest.mark.parametrize("pair", one_of_each(IN_THEIR_DTYPES, lambda pair: pair[0], "-".join))
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
@@ -97,6 +98,7 @@ def test_at_the_default_tile(algorithm: str, dtype: str, head_dim: int) -> None:
     checked(algorithm, p)
 
 
+@pytest.mark.alike("flash1_backward", "flash2_backward_deterministic", "flash3_backward_1")
 @pytest.mark.parametrize("algorithm", one_of_each(ALGORITHMS, lambda name: "a rung" if name in RUNGS else name))
 def test_nothing_bypasses_the_primitives(algorithm: str) -> None:
     p = fl.Problem(batch=1, heads=2, len_q=50, len_kv=70, head_dim=40, dtype="float16", causal=True)
@@ -104,6 +106,7 @@ def test_nothing_bypasses_the_primitives(algorithm: str) -> None:
     assert [launch.plain for launch in run.launches] == [0] * len(run.launches)
 
 
+@pytest.mark.alike("standard_backward", "flash3_backward_3", "flash3_backward_wide", "flash3_backward_deterministic")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("len_q", "len_kv"), [(0, 70), (40, 0), (1, 33), (31, 17)])
 def test_nothing_or_little_to_do(algorithm: str, len_q: int, len_kv: int) -> None:

@@ -163,6 +163,7 @@ def test_no_compute_sanitizer_is_one_line_with_the_remedy(monkeypatch: pytest.Mo
         sanitizers.run()
 
 
+@pytest.mark.alike(1)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("control", "line"), [("barrier-arrive", "barrier.arrive 1"), ("mbarrier-of-a-warp", "__syncwarp()")]

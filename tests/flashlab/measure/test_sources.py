@@ -46,6 +46,7 @@ def test_comments_and_white_space_are_no_tokens(words: list[str], data: st.DataO
     assert sources.tokens(text) == sources.tokens(" ".join(words))
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_header_that_changes_names_what_it_reaches(header: str, copy: Path):
     """A comment names nothing; a token names the algorithms whose sources include the header, at any depth, and no other."""
@@ -71,6 +72,7 @@ def includes(kernels: tuple[object, ...], header: str) -> bool:
         reached |= more
 
 
+@pytest.mark.alike(1)
 @pytest.mark.parametrize("header", ["wgmma.cuh", "drafts.cuh"])
 def test_a_changed_header_turns_exactly_its_ticks_to_circles(header: str, copy: Path):
     before = {(x.algorithm, x.column): x.state for x in evidence.evidence()}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.player.grid import Cell, Grid, Scores, grids
 from tests.flashlab.player.traces import SMALL, record
+from tests.tiers import examples
 
 TILES = st.sampled_from([(16, 16), (16, 32), (32, 16)])
 
@@ -75,7 +76,7 @@ def played(trace: fl.Trace) -> list[tuple[str, Grid | None, list[np.ndarray]]]:
     return launches
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(problems(), TILES)
 def test_flash2_visits_what_the_mask_leaves(problem: fl.Problem, tile: tuple[int, int]) -> None:
     trace = record("flash2", problem, tile)
@@ -89,7 +90,7 @@ def test_flash2_visits_what_the_mask_leaves(problem: fl.Problem, tile: tuple[int
             assert ((now == Cell.WORK) | (now == Cell.LOADED)).sum() <= 1
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(problems(), TILES)
 def test_flash1_visits_everything(problem: fl.Problem, tile: tuple[int, int]) -> None:
     ((_, grid, states),) = played(record("flash1", problem, tile))
@@ -98,7 +99,7 @@ def test_flash1_visits_everything(problem: fl.Problem, tile: tuple[int, int]) ->
     assert not any((now == Cell.SKIPPED).any() for now in states)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(problems(), TILES)
 def test_standard_has_a_grid_for_each_launch(problem: fl.Problem, tile: tuple[int, int]) -> None:
     scores, softmax, output = played(record("standard", problem, tile))

@@ -79,6 +79,7 @@ def same(a: Any, b: Any) -> bool:
 # There and back
 
 
+@pytest.mark.alike("numpy-bfloat16", "numpy-float8_e4m3fn", "cupy-float16", "cupy-int32")
 @pytest.mark.parametrize("dtype", [*DTYPES, "int32"])
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())

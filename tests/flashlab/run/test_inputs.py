@@ -11,13 +11,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import flashlab as fl
 from flashlab.run.inputs import InputError, Inputs, load_inputs, sample
 from simulator import memory
+from tests.tiers import examples
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "flashlab" / "data" / "sample.npz"
@@ -333,7 +334,7 @@ def test_memory_is_looked_at_before_an_array_is_read(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path, suffix: str, draw: st.DataObject):
     """Bytes cut off or changed anywhere: the arrays, or one line, never another error."""
@@ -349,7 +350,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, suffix: str, draw: st
         assert "\n" not in str(error)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=st.tuples(*[st.lists(st.integers(0, 3), max_size=5)] * 3))
 def test_any_shapes_are_a_problem_or_refused(tmp_path: Path, shapes: tuple[list[int], ...]):
     np.savez(

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -26,6 +26,7 @@ from flashlab.triton import source
 from flashlab.verify.rule import expect, judge
 from simulator.operations.attention import ATTENTION
 from tests.flashlab.measure.test_emulated import check_right_and_counted
+from tests.tiers import examples
 
 pytestmark = pytest.mark.triton
 
@@ -43,7 +44,7 @@ def drawn(p: fl.Problem, inputs: str = "normal") -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(data=st.data())
 def test_right_and_counted(dtype: str, data: st.DataObject) -> None:
     check_right_and_counted(NAME, dtype, data)

@@ -100,6 +100,7 @@ def test_the_verdict_on_a_kernel_is_the_same_as_here(source: Path) -> None:
     assert shown == there.rows
 
 
+@pytest.mark.alike("1-words0", "2-words1", "4-words3")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("wrong", "words", "said"),
@@ -166,8 +167,8 @@ def module(tmp_path: Path) -> Path:
     return path
 
 
-def words_for(module: Path, function: str) -> list[object]:
-    return ["verify", f"{module}:{function}", "--dtype", "float32", "--check", "determinism,prefix"]
+def words_for(module: Path, function: str, checks: str = "determinism,prefix") -> list[object]:
+    return ["verify", f"{module}:{function}", "--dtype", "float32", "--check", checks]
 
 
 def test_a_function_that_ends_its_process(module: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_function_that_ends_its_process(module: Path) -> None:
 
 
 def test_a_function_that_never_ends(module: Path) -> None:
-    found = document(*words_for(module, "hangs"), "--time-limit", 2, code=1)
+    found = document(*words_for(module, "hangs", "determinism"), "--time-limit", 2, code=1)
     row = found["rows"][1]
     assert (row["status"], row["detail"]) == ("failed", "a call was still running after 2 seconds")
     line = 1 + next(n for n, text in enumerate(PYTHON.splitlines()) if "while" in text)

@@ -127,6 +127,7 @@ def test_arguments_of_other_names_and_layouts() -> None:
 # findings
 
 
+@pytest.mark.alike(1)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("mistake", "said", "line"),

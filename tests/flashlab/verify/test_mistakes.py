@@ -193,6 +193,7 @@ IN_EACH_RUN = (
 )
 
 
+@pytest.mark.alike("heads", "one key too many", "base 2", "accumulator not rescaled", "LSE without sinks")
 @pytest.mark.parametrize(
     "name", one_of_each(sorted(ALL, key=lambda x: x not in IN_EACH_RUN), lambda x: x if x in IN_EACH_RUN else 0)
 )

@@ -105,7 +105,12 @@ def test_an_assertion_in_pytest_is_short(tmp_path: Path) -> None:
     )
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(tmp_path)]
     done = subprocess.run(
-        words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120
+        words,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     shown = [line for line in done.stdout.splitlines() if line.startswith("E")]
     assert 0 < len(shown) < 20 and "failed (" in shown[0] and "rule, aligned" in shown[0], done.stdout

@@ -19,6 +19,7 @@ def test_no_mechanism_is_there_twice() -> None:
     assert len(names) == len(set(names)) >= 60
 
 
+@pytest.mark.alike("no-maximum", "last-key-dropped", "LSE-to-base-2")
 @pytest.mark.parametrize("kind", one_of_each(FAULTS, lambda each: each[0], lambda each: each[1].replace(" ", "-")))
 def test_a_fault_is_killed(kind: tuple[str, Fault]) -> None:
     report = verify(fl.Adapter(tiled(kind[1]), lse="e", bitwise=True), dtypes=["float16"], examples=0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -18,12 +18,13 @@ from flashlab.base.files import plain
 from flashlab.views import figures
 from flashlab.views.comparison import COLUMNS, MOST_SCORES, error_of, reference_of
 from simulator.operations.backward import BACKWARD
+from tests.tiers import examples
 from tests.work import calls, peak_bytes
 
 CAUSAL = fl.Problem(batch=1, heads=4, kv_heads=2, len_q=100, head_dim=40, dtype="float16", causal=True)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     len_q=st.integers(0, 150),
     len_kv=st.integers(0, 150),
@@ -89,7 +90,7 @@ def test_inputs_that_know_their_mask() -> None:
 
 
 @given(scale=st.floats(0.5, 1.5), shift=st.floats(-1, 1))
-@settings(max_examples=20)
+@examples(20)
 def test_error_is_the_distance(scale: float, shift: float) -> None:
     reference = fl.naive(*fl.random_inputs(CAUSAL), causal=True)
     out, lse = reference.out * scale + shift, reference.lse + shift

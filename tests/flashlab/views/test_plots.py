@@ -65,6 +65,15 @@ def assert_tidy(figure: Any) -> None:
         assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, f"{text!r} is cut"
 
 
+@pytest.mark.alike(
+    "sample",
+    "a million tokens-lengths",
+    "small device-roofline",
+    "one row-bytes",
+    "nothing-lengths",
+    "no keys-roofline",
+    "window, batch-bytes",
+)
 @pytest.mark.parametrize("name", ["bytes", "lengths", "roofline"])
 @pytest.mark.parametrize("case", CASES)
 def test_pictures_are_tidy(case: str, name: str) -> None:

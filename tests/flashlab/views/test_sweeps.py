@@ -11,15 +11,16 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
+from tests.tiers import examples
 
 BASE = fl.Problem(batch=1, heads=2, len_q=256, head_dim=64, dtype="float16", causal=True)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     algorithms=st.lists(st.sampled_from(sorted(fl.catalogue.of())), min_size=1, max_size=3, unique=True),
     len_q=st.lists(st.integers(0, 3000), min_size=1, max_size=3, unique=True),
