@@ -254,9 +254,7 @@ def test_lessons_without_kernels_lead_to_the_browser(site: Path):
 
 def test_a_click_leads_to_a_running_notebook_where_there_is_a_repository():
     assert "binder" not in site_pages.taken("00.ipynb", "")
-    assert "(https://mybinder.org/v2/gh/us/it/HEAD?labpath=notebooks/00.ipynb)" in site_pages.taken(
-        "00.ipynb", "https://github.com/us/it"
-    )
+    assert "(https://mybinder.org/v2/gh/us/it/HEAD?labpath=notebooks/00.ipynb)" in site_pages.taken("00.ipynb", "us/it")
 
 
 def test_what_was_measured_is_drawn_from_the_files(site: Path):

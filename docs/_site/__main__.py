@@ -18,7 +18,7 @@ from flashlab.views.progress import track
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     "readme", "flash3", "time_model", "emulator", "triton", "decoding", "mla", "backward", "found", "kinds", "drawings",
-    "player_pictures",
+    "race_picture", "player_pictures",
 )  # fmt: skip
 
 

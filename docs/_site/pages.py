@@ -13,7 +13,6 @@ import ast
 import base64
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -27,6 +26,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 from docs._site import commands, race
 from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, claim, schemas
+from docs._site.release import stated
 from flashlab import Player
 from flashlab.lessons.notebooks import text_without_outputs
 from flashlab.lessons.show import TABLE, Shown
@@ -84,7 +84,7 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
             this["outputs"] = [new_output("display_data", {"text/html": player.frame() + link})]
         else:
             this["outputs"] = [with_table(output) for output in this.outputs]
-    notebook.cells.insert(1, new_markdown_cell(taken(path.name, repository()), id="taken"))
+    notebook.cells.insert(1, new_markdown_cell(taken(path.name, stated().github), id="taken"))
     yield path.name, nbformat.writes(notebook, indent=1)
 
 
@@ -100,7 +100,7 @@ def fold(cells: Iterable[NotebookNode]) -> None:
             asked &= not re.search(r"(?m)^## ", this.source)
 
 
-def taken(name: str, repository: str) -> str:
+def taken(name: str, github: str) -> str:
     """How a reader comes to run this lesson: its file, the command that opens all, and a click where there is a repository."""
     said = (
         f"*Run it yourself: {{download}}`this notebook <taken/{name}>`, or all of them with `flashlab lessons` "
@@ -108,16 +108,9 @@ def taken(name: str, repository: str) -> str:
     )
     if name in IN_THE_BROWSER:
         said += f', or <a href="../lite/lab/index.html?path={name}">in the browser</a>'
-    host, _, place = repository.partition("://")[2].partition("/")
-    if host != "github.com":
-        return said + ".*"
-    return said + f", or [on Binder](https://mybinder.org/v2/gh/{place}/HEAD?labpath=notebooks/{name}).*"
-
-
-def repository() -> str:
-    """The address of the repository, which pyproject.toml states once. It is empty while there is none."""
-    stated = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return stated["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+    if github:
+        said += f", or [on Binder](https://mybinder.org/v2/gh/{github}/HEAD?labpath=notebooks/{name})"
+    return said + ".*"
 
 
 def file_shown(this: NotebookNode) -> NotebookNode:
