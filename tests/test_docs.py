@@ -34,7 +34,7 @@ import flashlab
 import kernels_cu
 import simulator
 import studies
-from docs._site import emulator, race, race_picture, readme, release, speeds
+from docs._site import emulator, headlines, race, race_picture, readme, release, speeds
 from docs._site.blocks import replaced
 from flashlab.measure import results
 from tests.conftest import NEEDS
@@ -221,6 +221,13 @@ def test_pages_say_what_catalogue_and_results_say(page: Path):
     name = next(iter(found))
     with pytest.raises(ValueError, match=f"no block '{name}'"):
         replaced(text.replace(f"<!-- {name}: end -->", ""), "readme", found)
+
+
+def test_the_first_page_has_numbers_from_files():
+    text = headlines.PAGE.read_text(encoding="utf-8")
+    assert text == replaced(text, "headlines", headlines.blocks()), "run python -m docs._site.headlines"
+    numbers = [each.number for each in headlines.headlines()]
+    assert len(numbers) == 4 and all(re.search(r"\d", number) and number in text for number in numbers)
 
 
 def test_no_algorithm_is_missing_from_the_matrix_and_each_has_one_family():

@@ -87,7 +87,7 @@ def matrix() -> str:
     parts: list[str] = []
     for title, members in families().items():
         rows = [[f"`{row.name}`", *(tick(find(row)) for find in COLUMNS.values())] for row in members]
-        parts.append(f"## {title}\n\n{table(['', *COLUMNS], rows, ':-:')}")
+        parts.append(f"## {title}\n\n{table(['algorithm', *COLUMNS], rows, ':-:')}")
     return "\n" + "\n".join(parts) + "\n"
 
 
@@ -138,7 +138,7 @@ def family_table() -> str:
     """A row per family, and in each column how its algorithms stand."""
     finds = COLUMNS.values()
     rows = [[title, *(together([find(row) for row in of]) for find in finds)] for title, of in families().items()]
-    return table(["", *COLUMNS], rows, ":-:")
+    return table(["family", *COLUMNS], rows, ":-:")
 
 
 def together(found: list[Found]) -> str:
@@ -174,7 +174,7 @@ def speed_table(found: list[Speed], folder: str) -> str:
         ]
         for one in found
     ]  # fmt: skip
-    return table(["", "fastest peers", "slowest", "median", "fastest", "problems", "data"], rows, "--:")
+    return table(["kernel", "fastest peers", "slowest", "median", "fastest", "problems", "data"], rows, "--:")
 
 
 # -- how to get it --------------------------------------------------------------------------------------------------
