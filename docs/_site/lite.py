@@ -26,7 +26,7 @@ FETCHING = (
 
 
 def text(path: Path) -> str:
-    """A lesson's notebook for Pyodide's kernel, with the cell that installs the library in front of the others, and words for the time until then."""
+    """A lesson's notebook for Pyodide's kernel. In front stand words for the time until Python is there, and an install cell."""
     notebook = nbformat.reads(text_without_outputs(path), as_version=4)
     notebook.metadata["kernelspec"] = {"name": "python", "display_name": "Python (Pyodide)", "language": "python"}
     notebook.cells[:0] = [new_markdown_cell(FETCHING, id="fetching"), new_code_cell(INSTALL, id="install")]
