@@ -29,6 +29,8 @@ PART ?= 1/1
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
+	@echo "next: . .venv/bin/activate"
+	@echo "then: flashlab trace standard --tile 32x32 --against flash2 --html out/player.html"
 
 test: .venv/.test browser
 	$(BIN)/ruff check

@@ -31,6 +31,7 @@ ogp_social_cards = {"enable": False}  # drawn by a font that it fetches
 ogp_description_length = 160
 exclude_patterns = ["_static", "lessons/taken"]  # what is handed out as it is
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
 nb_execution_mode = "off"
 nb_code_prompt_show = "Predict first; then show what this gives"
 nb_code_prompt_hide = "Hide what this gives"
@@ -50,6 +51,7 @@ html_theme_options = {
     # grounds on which every colour of the code keeps its contrast
     "light_css_variables": {"color-code-background": "#f3f5f9"},
 }
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static", "lessons/players"]
 html_extra_path = ["_extra"]  # what stands in the place of JupyterLite until `make lite` has built it
 html_css_files = ["site.css"]
@@ -72,10 +74,10 @@ for _function in SPELLED:
 
 
 def race(app: Sphinx, page: str, *_: object) -> None:
-    """Scripts that one page has for itself."""
-    if page == "race":
+    """Scripts of the pages that show the race."""
+    if page in ("race", "index"):
         app.add_css_file("race.css")
-        for name in ("race-data.js", "race.js"):
+        for name in ("race-data.js", "race.js", *(["home.js"] if page == "index" else [])):
             app.add_js_file(name, loading_method="defer")
 
 

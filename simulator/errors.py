@@ -133,8 +133,8 @@ def among(argument: str, value: Any, known: Iterable[str]) -> str:
 class Unavailable(RuntimeError):
     """This machine lacks something that the call needs (GPU, compiler, ncu). One line says what, and how to get it.
 
-    >>> raise Unavailable("no GPU here: pip install 'flashlab-attention[gpu]' on a machine with one")
+    >>> raise Unavailable("no GPU here: pip install 'cupy-cuda12x[ctk]' on a machine with one")
     Traceback (most recent call last):
         ...
-    simulator.errors.Unavailable: no GPU here: pip install 'flashlab-attention[gpu]' on a machine with one
+    simulator.errors.Unavailable: no GPU here: pip install 'cupy-cuda12x[ctk]' on a machine with one
     """

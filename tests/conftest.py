@@ -35,7 +35,7 @@ def _gpu() -> str | None:
     try:
         import cupy  # pyright: ignore
     except ImportError:
-        return "no CuPy: pip install 'flashlab-attention[gpu]'"
+        return "no CuPy: pip install 'cupy-cuda12x[ctk]'"
     try:
         return None if cupy.cuda.runtime.getDeviceCount() else "no NVIDIA GPU"
     except cupy.cuda.runtime.CUDARuntimeError as error:

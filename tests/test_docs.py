@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import flashlab
 import kernels_cu
 import simulator
 import studies
-from docs._site import emulator, readme
+from docs._site import emulator, headlines, race, race_picture, readme, release, speeds
 from docs._site.blocks import replaced
 from flashlab.measure import results
 from tests.conftest import NEEDS
@@ -204,11 +205,92 @@ def test_a_long_line_is_found():
     ]
 
 
-def test_readme_says_what_catalogue_and_results_say():
-    text = readme.PAGE.read_text(encoding="utf-8")
-    assert replaced(text, "readme", dict(readme.drawn())) == text, "run python -m docs._site.readme"
-    with pytest.raises(ValueError, match="no block 'speed'"):
-        replaced(text.replace("<!-- speed: end -->", ""), "readme", dict(readme.drawn()))
+TODAY = release.stated()
+POSITIONS = [
+    dataclasses.replace(TODAY, repository=address, released=released)
+    for address in ("", "https://github.com/us/it", "https://host.org/it")
+    for released in (False, True)
+]
+"""Where the project may be had: it has a repository or none, and is on a package index or not."""
+
+
+@pytest.mark.parametrize("page", [path for path, _ in readme.drawn(TODAY)], ids=lambda page: page.name)
+def test_pages_say_what_catalogue_and_results_say(page: Path):
+    text, found = page.read_text(encoding="utf-8"), dict(readme.drawn(TODAY))[page]
+    assert replaced(text, "readme", found) == text, "run python -m docs._site.readme"
+    name = next(iter(found))
+    with pytest.raises(ValueError, match=f"no block '{name}'"):
+        replaced(text.replace(f"<!-- {name}: end -->", ""), "readme", found)
+
+
+def test_the_first_page_has_numbers_from_files():
+    text = headlines.PAGE.read_text(encoding="utf-8")
+    assert text == replaced(text, "headlines", headlines.blocks()), "run python -m docs._site.headlines"
+    numbers = [each.number for each in headlines.headlines()]
+    assert len(numbers) == 4 and all(re.search(r"\d", number) and number in text for number in numbers)
+
+
+def test_no_algorithm_is_missing_from_the_matrix_and_each_has_one_family():
+    names = [row.name for row in readme.evidence.rows()]
+    shown = re.findall(r"(?m)^\| `(\w+)` ", readme.matrix())
+    assert sorted(shown) == sorted(names) and len(shown) >= 28
+    assert len(readme.families()) == 10 and all(readme.families().values())
+
+
+def test_what_serves_has_a_speed():
+    """F6b: decoding, pages, MLA and the cascade are timed by kinds of their own."""
+    timed = {one.algorithm for one in readme.speeds()}
+    assert timed >= {"flash_decoding", "paged", "flash3_paged", "mla_paged", "mla_hopper_paged", "cascade"}
+    rows = {row.name: row for row in readme.evidence.rows()}
+    assert all(readme.tick(readme.COLUMNS["speed"](rows[name])) for name in timed if name in rows)
+
+
+def test_a_familys_sign_is_the_worst_of_it():
+    sign = readme.together
+    row = readme.evidence.rows()[0]
+    found = readme.COLUMNS["bytes = counters"](row)
+    assert isinstance(found, readme.evidence.Evidence) and found.result is not None
+    none = dataclasses.replace(found, result=None)
+    failed = dataclasses.replace(found, failed=found.result)
+    assert sign([ROOT, ROOT]) == "✓" and sign([None, none]) == "" and sign([ROOT, None]) == "✓ 1/2"
+    assert sign([ROOT, failed]) == "✗" and sign([none, failed]) == "✗ 1/2"
+
+
+FROM_AN_INDEX = re.compile(r"(?:pip|uv|pipx) install (?!--upgrade)[^\n|]*flashlab-attention(?!\S* @)")
+"""What tells a reader to install it from a package index."""
+
+
+def pages_as(release: Any) -> dict[Path, str]:
+    """The texts of all pages, as they would be where this is so."""
+    found = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    for page, made in readme.drawn(release):
+        found[page] = replaced(found[page], "readme", made)
+    return found
+
+
+@pytest.mark.parametrize("where", POSITIONS, ids=lambda x: f"{x.repository or 'nowhere'}, {x.released}")
+def test_nothing_pretends_to_be_where_it_is_not(where: Any):
+    """No text says to install from an index without it, no link leads to a repository that isn't, and README stays short."""
+    found = pages_as(where)
+    told = [page.name for page, text in found.items() if FROM_AN_INDEX.search(text)]
+    assert bool(told) == where.released, told
+    if where.released:
+        assert {"README.md", "install.md", "verify-in-ci.md"} <= set(told)
+    page = found[readme.PAGE]
+    assert len(page.splitlines()) <= 100
+    assert ("mybinder.org" in page) == ("colab" in page) == where.repository.startswith("https://github.com/")
+    assert (f"git clone {where.repository} flashlab" in page) == (bool(where.repository) and not where.released)
+    assert (f"git+{where.repository}" in found[readme.INSTALL]) == (bool(where.repository) and not where.released)
+    assert ("not on a package index" in found[readme.INSTALL]) != where.released
+
+
+def test_no_message_says_to_install_from_an_index():
+    """A message is the same in any position, so it names what is missing, and not this project."""
+    sources = [
+        path for name in ("flashlab", "simulator", "_flashlab_pytest.py") for path in (ROOT / name).rglob("*.py")
+    ]
+    assert [path.name for path in sources if FROM_AN_INDEX.search(path.read_text(encoding="utf-8"))] == []
+    assert FROM_AN_INDEX.search("pip install 'flashlab-attention[gpu]'")
 
 
 def test_the_matrix_ticks_only_what_is_there():
@@ -236,10 +318,20 @@ def test_a_quoted_measurement_is_found(said: str):
 
 
 def test_readme_is_short():
-    """At most 100 lines beside tables, whose rows are algorithms and measurements; none over 100 columns but in tables."""
-    lines = readme.PAGE.read_text(encoding="utf-8").splitlines()
-    assert len([line for line in lines if not line.startswith("|")]) <= 100
-    assert [line for line in lines if len(line) > 100 and not line.startswith("|")] == []
+    """At most 100 lines, tables included (in each position: above), and at most eight rows of speeds."""
+    text = readme.PAGE.read_text(encoding="utf-8")
+    assert 0 < len(re.findall(r"(?m)^\| `", text)) <= 8
+
+
+def test_the_race_moves_and_its_figures_are_those_of_the_counts():
+    """The picture is of today's data; README and the picture say the same bytes."""
+    data, text = race.data(), readme.PAGE.read_text(encoding="utf-8")
+    with Image.open(race_picture.PICTURE) as picture:
+        frames, comment = getattr(picture, "n_frames", 1), picture.info["comment"].decode()
+    assert frames == race_picture.FRAMES + 1 and race_picture.PICTURE.stat().st_size <= 1_500_000
+    assert comment == race_picture.digest(data), "run python -m docs._site.race_picture"
+    both = [sum(n for *_, n in each["moves"]) for each in data["programs"]]
+    assert all(f"{n:,}" in text for n in both) and f"{round(both[0] / both[1])} times fewer bytes" in text
 
 
 def test_the_emulators_times_are_those_measured():
@@ -249,13 +341,13 @@ def test_the_emulators_times_are_those_measured():
     assert text != replaced(text, "emulator", {"times": emulator.block().replace("0.", "9.")})
 
 
-def test_flash3_is_as_fast_as_the_readme_says():
+def test_flash3_is_as_fast_as_its_page_says():
     """Faster than FlashAttention-4 and cuDNN in every cell, and as fast as FlashAttention-3 to a hundredth."""
     runs = [
-        results.latest("bench", ROOT / results.FOLDER, algorithm="flash3", device=readme.DEVICE, condition=x)
+        results.latest("bench", ROOT / results.FOLDER, algorithm="flash3", device="h200", condition=x)
         for x in (None, "fa3")
     ]
-    timed = [row for run in runs if run is not None for row in run.data["rows"]]
-    for peers, least in (["fa4"], 1), (["cudnn"], 1), (["fa3"], 0.99):
-        cells = readme.best(timed, peers)
-        assert len(cells) == 18 and min(map(min, cells)) > least
+    found = [cell for run in runs if run is not None for cell in speeds.cells(run)]
+    for peer, least in ("fa4", 1), ("cudnn", 1), ("fa3", 0.99):
+        ratios = [cell[peer] for cell in found if peer in cell]
+        assert len(ratios) == 18 and min(ratios) > least

@@ -177,9 +177,49 @@ def test_a_warning_is_an_error(tmp_path: Path):
 
 
 def test_a_newcomer_finds_the_way_from_the_first_page(site: Path):
+    """The race comes first, then the three doors, each with a picture, then numbers from files."""
     text = re.search(r"(?s)<article.*?</article>", (site / "index.html").read_text(encoding="utf-8"))[0]
-    links = re.findall(r'href="([^"#]+)"', text)
-    assert links[:4] == ["race.html", "lessons/00_memory.html", "verify-your-kernel.html", "measured/index.html"]
+    links = [*dict.fromkeys(re.findall(r'href="([^"#]+)"', text))]
+    ways = ["race.html", "lessons/index.html", "first-steps.html", "verify-your-kernel.html", "measured/index.html"]
+    assert [link for link in links if link in ways] == ways
+    assert text.count('class="door docutils container"') == 3 == len(re.findall(r'(?s)class="door .*?<img ', text))
+
+
+def test_the_navigation_is_short(site: Path):
+    """At most 20 entries, under four captions. What lies below an entry opens with it."""
+    text = (site / "index.html").read_text(encoding="utf-8")
+    assert 12 <= len(re.findall(r'class="toctree-l1', text)) <= 20
+    assert re.findall(r'class="caption".*?<span class="caption-text">(\w+)', text) == [
+        "Learn",
+        "Count",
+        "Verify",
+        "Facts",
+    ]
+
+
+def test_a_lesson_says_how_long_it_takes(site: Path):
+    text = (site / "lessons" / "index.html").read_text(encoding="utf-8")
+    rows = re.findall(r'(?s)<tr.*?href="(\w+)\.html".*?<td><p>(\d+) min</p></td>\s*<td><p>([^<]+)</p></td>', text)
+    assert [name for name, *_ in rows] == [path.stem for path in NOTEBOOKS]
+
+
+def test_every_file_has_a_row_that_says_what_it_is(site: Path):
+    """Of all files, and not only of those that this build has pages of."""
+    every = results.find(site_pages.RESULTS)
+    rows = [site_pages.facts(result) for result in every]
+    assert {row[0] for row in rows} == {result.kind for result in every}
+    assert {row[4] for row in rows} >= {"", "passed", "failed"} and {row[5] for row in rows} == {"", "today's", "older"}
+    assert all(row[2] and re.fullmatch(r"\d{4}-\d\d-\d\d", row[3]) for row in rows)
+    shown = (site / "measured" / "index.html").read_text(encoding="utf-8")
+    assert shown.count("<tr><td>") == len(site_pages.some_of_each_kind())
+
+
+def test_no_table_of_a_page_has_a_head_without_words(site: Path):
+    """Of the pages that people write and scripts fill in: a reader by ear is told what a column is."""
+    written = {
+        f"{path.stem}.html": (site / f"{path.stem}.html").read_text("utf-8") for path in (ROOT / "docs").glob("*.md")
+    }
+    assert [name for name, text in written.items() if re.search(r"<th\b[^>]*>(<p></p>)?</th>", text)] == []
 
 
 def test_the_reference_has_every_public_name(site: Path):
@@ -255,9 +295,7 @@ def test_lessons_without_kernels_lead_to_the_browser(site: Path):
 
 def test_a_click_leads_to_a_running_notebook_where_there_is_a_repository():
     assert "binder" not in site_pages.taken("00.ipynb", "")
-    assert "(https://mybinder.org/v2/gh/us/it/HEAD?labpath=notebooks/00.ipynb)" in site_pages.taken(
-        "00.ipynb", "https://github.com/us/it"
-    )
+    assert "(https://mybinder.org/v2/gh/us/it/HEAD?labpath=notebooks/00.ipynb)" in site_pages.taken("00.ipynb", "us/it")
 
 
 def test_what_was_measured_is_drawn_from_the_files(site: Path):
@@ -374,17 +412,50 @@ def test_the_race_runs_on_its_page_and_no_other_page_loads_it(opened: Any, site:
     page.get_by_role("slider").press("End")
     assert all(", done: " in said for said in page.locator("p.said").all_inner_texts())
     assert page.locator("p.said").count() == 2
-    assert [each.path.name for each in pages(site) if any("race" in link for link in each.loaded)] == ["race.html"]
+    loads = [each.path.name for each in pages(site) if any("race" in link for link in each.loaded)]
+    assert loads == ["index.html", "race.html"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_the_first_page_races_on_arrival_and_is_still_where_motion_is_reduced(motion: Any, opened: Any):
+    page = opened("index", reduced_motion=motion)
+    clock = page.get_by_role("slider")
+    if motion == "reduce":
+        assert clock.input_value() == clock.get_attribute("max")
+        assert "All tiles have come" in page.locator("#race").inner_text()
+    else:
+        page.wait_for_function("document.querySelector('#race input').value > 2")
+        clock.press("End")
+    page.wait_for_function("document.getElementById('race-end').textContent.includes('times fewer bytes')")
+
+
+@pytest.mark.browser
+def test_words_narrow_the_list_of_files(opened: Any):
+    page = opened("measured/index")
+    rows = page.locator("#files tbody tr")
+    every = rows.count()
+    page.get_by_label("Show files with").fill("H100  Append")
+    assert page.locator("#files tbody tr:visible").count() == 1 < every
+    assert page.locator(".files [role=status]").inner_text() == "1 files"
+    page.get_by_label("Show files with").fill("no such word")
+    assert page.locator("#files tbody tr:visible").count() == 0
+
+
+READ = (
+    "index", "race", "lessons/00_memory", "verify-your-kernel", "measured/index", "lessons/index", "matrix", "audit",
+    "found-in-public-kernels", "decoding", "glossary", "ask-tolerance", "in-pictures",
+)  # fmt: skip
+LOOKS = [(360, "light"), (1600, "dark"), (390, "dark"), (1400, "light")]
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
     [
-        (name, *[(360, "light"), (1600, "dark")][i % 2])
-        for i, name in enumerate(
-            ["index", "race", "lessons/00_memory", "verify-your-kernel", "measured/index", "index"]
-        )
+        pytest.param(name, *look, marks=[] if i < 7 and n == i % 2 else pytest.mark.long)
+        for i, name in enumerate(READ)
+        for n, look in enumerate(LOOKS[:2] if i % 2 else LOOKS[2:])
     ],
 )
 def test_a_page_fits_and_is_accessible(name: str, width: int, scheme: str, opened: Any):

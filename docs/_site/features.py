@@ -30,7 +30,11 @@ def table(runs: Sequence[results.Result]) -> tuple[list[str], list[list[str]]]:
         ]
         for name, cells in found.items()
     ]
-    return ["", *(f"× plain, {dim}" for dim in DIMS), *(f"{title}, × its time" for title in PEERS.values())], rows
+    return [
+        "feature",
+        *(f"× plain, {dim}" for dim in DIMS),
+        *(f"{title}, × its time" for title in PEERS.values()),
+    ], rows
 
 
 def _range(numbers: Iterable[float]) -> str:

@@ -304,7 +304,7 @@ def fp8() -> str:
         + table(["kernel", "RMSE against float64"], errors)
         + "\n"
         + papers
-        + table(["head dim", "", *COLUMNS], rows, left=2)
+        + table(["head dim", "unit", *COLUMNS], rows, left=2)
         + source(of)
         + "\n"
         + gains(found)

@@ -13,7 +13,6 @@ from docs._site.defects import DEFECTS, NUMBERS, Defect, command
 from flashlab.base.files import replace_file
 from flashlab.measure import results
 from flashlab.measure.results import Result, markdown_table
-from flashlab.measure.sanitizers import TOOLS
 from studies.closed import FOUND, FOUND_ON_GPU, off, said, without
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,15 +48,31 @@ def _key(of: Any) -> tuple[str, str, str]:
 
 def summary(rows: Sequence[tuple[Any, Any]], on_gpu: Result) -> str:
     """What each tool saw of each defect."""
-    header = ("kernel", "flashlab", *TOOLS, "without a tool")
-    cells = [(f"`{one.kernel}`", kinds(one), *map(said, other.tools), without(other.plain)) for one, other in rows]
+    header = ("kernel", "on the GPU", "compute-sanitizer", "flashlab")
+    cells = [(f"`{one.kernel}`", shown(other.plain), tools(other.tools), kinds(one)) for one, other in rows]
     launches = max(other.plain.launches for _, other in rows)
-    return f"""{_where(on_gpu)} the same launches ran under each tool of compute-sanitizer, and {launches:,} times without one.
+    return f"""{_where(on_gpu)} the same launches ran {launches:,} times without a tool, and under each tool of compute-sanitizer.
 A number is that of a tool's findings. "At its lines" says that one of them names a line that takes
 part in the defect. "Off" is how far an element is at most from NumPy in float64.
 
 {markdown_table(header, cells)}
 """
+
+
+def shown(plain: Any) -> str:
+    """What the launches without a tool left, in a few words. A CUDA error is said by its name."""
+    if plain.distinct is None:
+        return (re.findall(r"\bcuda[A-Z]\w+", plain.said) or ["no end"])[-1]
+    return without(plain).replace("always the same", "same results")
+
+
+def tools(each: Sequence[Any]) -> str:
+    """The tools that say anything, or that none does."""
+    found: dict[str, list[str]] = {}
+    for one in each:
+        if (words := said(one)) != "–":
+            found.setdefault(words, []).append(one.tool)
+    return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items()) or "nothing"
 
 
 def kinds(row: Any) -> str:
@@ -74,22 +89,22 @@ def kinds(row: Any) -> str:
 
 
 def section(defect: Defect, row: Any, seen: str) -> str:
-    """One defect: where, why, what flashlab says, what a GPU showed, a repair, and the command that shows it."""
+    """One defect: where, why, what a GPU showed, what flashlab says, a repair, and the command that shows it."""
     lines = row.lines or defect.lines
     where = f"https://github.com/{row.repository}/blob/{row.commit}/{row.file}#L{min(lines)}-L{max(lines)}"
     words = " ".join(map(shlex.quote, ["flashlab", *command(defect, Path(defect.file).name)]))
     if row.nans:
         output = next(text.partition("=")[0] for text in defect.arguments if text.endswith(":out"))
         words += f" --out left.npz\npython -c \"import numpy; print(numpy.load('left.npz')['{output}'])\""
-        shown = [f"The launch below leaves {row.nans} NaN. No access is wrong, so the emulator has no finding."]
+        found = [f"The launch below leaves {row.nans} NaN. No access is wrong, so the emulator has no finding."]
     else:
-        shown = ["\n".join(["```text", *row.findings, "```"])]
-        shown += [f"The result of this launch is {near(row.error)}."] if row.error is not None else []
+        found = ["\n".join(["```text", *row.findings, "```"])]
+        found += [f"The result of this launch is {near(row.error)}."] if row.error is not None else []
     parts = [
         f"## {defect.title}",
         f"[{row.repository}, {row.file}]({where}), `{row.kernel}`. {defect.why}",
-        *shown,
         *filter(None, [seen]),
+        *found,
         f"A repair: {defect.repair}",
         f"```bash\n{words}\n```\n",
     ]

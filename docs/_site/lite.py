@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from docs._site.pages import IN_THE_BROWSER, NOTEBOOKS
 from flashlab.lessons.notebooks import text_without_outputs
@@ -17,11 +17,19 @@ from flashlab.lessons.notebooks import text_without_outputs
 INSTALL = "%pip install --quiet flashlab-attention  # from this site, with what it needs from Pyodide"
 
 
+FETCHING = (
+    "*Your browser is fetching Python now: about 10 MB, and then its packages, once. Until the mark at the top "
+    "right says idle, cells wait. Without a network the mark stays red, and nothing can run: take the notebook to a Python of your "
+    "own then, with `flashlab lessons`.*"
+)
+"""What a reader sees first: it is there before any Python is."""
+
+
 def text(path: Path) -> str:
-    """A lesson's notebook for Pyodide's kernel, with the cell that installs the library in front of the others."""
+    """A lesson's notebook for Pyodide's kernel. In front stand words for the time until Python is there, and an install cell."""
     notebook = nbformat.reads(text_without_outputs(path), as_version=4)
     notebook.metadata["kernelspec"] = {"name": "python", "display_name": "Python (Pyodide)", "language": "python"}
-    notebook.cells.insert(0, new_code_cell(INSTALL, id="install"))
+    notebook.cells[:0] = [new_markdown_cell(FETCHING, id="fetching"), new_code_cell(INSTALL, id="install")]
     return nbformat.writes(notebook, indent=1) + "\n"
 
 

@@ -13,7 +13,6 @@ import ast
 import base64
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -24,9 +23,10 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
-from docs._site import commands, race
+from docs._site import commands, headlines, race
 from docs._site import figures as site_figures
-from docs._site.kinds import KINDS, claim, schemas
+from docs._site.kinds import KINDS, schemas
+from docs._site.release import stated
 from flashlab import Player
 from flashlab.lessons.notebooks import text_without_outputs
 from flashlab.lessons.race import Race, style
@@ -46,6 +46,7 @@ def write(docs: Path, *, few: bool = False) -> None:
     pages = {f"measured/{name}": text for name, text in measured(chosen)} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
+    pages["lessons/index.md"] = lessons_page()
     pages["lessons/players/race-data.js"] = race.script()  # where what is served as it stands is made
     pages["lessons/players/race.css"] = style()
     pages |= {f"schemas/{name}": text for name, text in commands.schemas().items()}
@@ -62,6 +63,31 @@ def write(docs: Path, *, few: bool = False) -> None:
 
 
 # -- lessons ------------------------------------------------------------------------------------------------------
+
+
+MINUTES = re.compile(
+    r"\*(?:About )?(?P<reading>\w+) minutes of reading(?:, (?:and )?|\. )(?P<work>.*?)\.(?P<needs>[^*]*)\*"
+)
+"""How a lesson says what time it takes, and what it builds on."""
+
+
+def lessons_page() -> str:
+    """The lessons in their order, with the time that each takes."""
+    rows: list[tuple[str, str, str]] = []
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        said = next(found for cell in nbformat.read(path, as_version=4).cells if (found := MINUTES.search(cell.source)))
+        work = re.sub(r"^The (.*) take (.*)$", r"\1: \2", said["work"])
+        work = re.sub(r" of exercises$", "", work)
+        rows.append((f"[]({path.name})", f"{said['reading'].lower().replace('ten', '10')} min", work))
+    names = "\n".join(path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")))
+    return (
+        "# Lessons: attention, from memory to Hopper\n\n"
+        "You predict each result, run it, and count it. Each lesson has exercises whose answers are judged, with the step that "
+        "went wrong named. None needs a GPU. Lessons 05 to 07 and 10 need a C++ compiler. In a checkout `make lab` opens them, "
+        "and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 also run in the browser.\n\n"
+        f"{results.markdown_table(('lesson', 'reading', 'exercises'), rows)}\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    )
 
 
 def lesson(path: Path) -> Iterator[tuple[str, str]]:
@@ -89,7 +115,7 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
             this["outputs"] = [new_output("display_data", {"text/html": player.frame() + link})]
         else:
             this["outputs"] = [with_table(output) for output in this.outputs]
-    notebook.cells.insert(1, new_markdown_cell(taken(path.name, repository()), id="taken"))
+    notebook.cells.insert(1, new_markdown_cell(taken(path.name, stated().github), id="taken"))
     yield path.name, nbformat.writes(notebook, indent=1)
 
 
@@ -105,7 +131,7 @@ def fold(cells: Iterable[NotebookNode]) -> None:
             asked &= not re.search(r"(?m)^## ", this.source)
 
 
-def taken(name: str, repository: str) -> str:
+def taken(name: str, github: str) -> str:
     """How a reader comes to run this lesson: its file, the command that opens all, and a click where there is a repository."""
     said = (
         f"*Run it yourself: {{download}}`this notebook <taken/{name}>`, or all of them with `flashlab lessons` "
@@ -113,16 +139,9 @@ def taken(name: str, repository: str) -> str:
     )
     if name in IN_THE_BROWSER:
         said += f', or <a href="../lite/lab/index.html?path={name}">in the browser</a>'
-    host, _, place = repository.partition("://")[2].partition("/")
-    if host != "github.com":
-        return said + ".*"
-    return said + f", or [on Binder](https://mybinder.org/v2/gh/{place}/HEAD?labpath=notebooks/{name}).*"
-
-
-def repository() -> str:
-    """The address of the repository, which pyproject.toml states once. It is empty while there is none."""
-    stated = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return stated["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+    if github:
+        said += f", or [on Binder](https://mybinder.org/v2/gh/{github}/HEAD?labpath=notebooks/{name})"
+    return said + ".*"
 
 
 def file_shown(this: NotebookNode) -> NotebookNode:
@@ -192,25 +211,64 @@ def some_of_each_kind() -> list[results.Result]:
 def measured(chosen: Iterable[results.Result]) -> Iterator[tuple[str, str]]:
     """Yields name and Markdown of the page of these results, and of one page per result."""
     found = {name_of(result): result for result in chosen}
-    drawn = {name: site_figures.of(result) for name, result in found.items()}
-    measured_kinds = {result.kind for result in found.values()}
-    kinds = [kind for kind in KINDS.values() if kind.name in measured_kinds]
-    parts = [
-        "# What was measured",
-        "Counts are exact and repeatable. That they are also *true* is for the hardware to say. Everything here is drawn from data "
-        "files that the project's own commands wrote: [how to read them](../results/README.md).",
-    ]
-    for kind in kinds:
-        parts.append(f"## {kind.title}")
-        for name, result in found.items():
-            if result.kind == kind.name:
-                shown = drawn[name]
-                parts.append(f"- **[{result.about}]({name})**: {claim(result)}")
-                parts += [figure(shown.svg, {"columns": shown.columns, "rows": shown.rows})] if shown else []
-    pages = "\n".join(Path(name).stem for kind in kinds for name, result in found.items() if result.kind == kind.name)
-    yield "index.md", "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{pages}\n```"]) + "\n"
+    yield "index.md", overview(found)
     for name, result in found.items():
-        yield name, with_figure(result, drawn[name])
+        yield name, with_figure(result, site_figures.of(result))
+
+
+def overview(found: Mapping[str, results.Result]) -> str:
+    """The numbers that matter, and one table of all files, the newest first. site.js filters it."""
+    head = ["subject", "kind", "algorithms", "device", "date", "verdict", "kernels"]
+    rows = sorted(found.items(), key=lambda item: str(item[1].content["date"]), reverse=True)
+    body = "\n".join(
+        f'<tr><td><a href="{name.removesuffix(".md")}.html">{escape(result.about)}</a></td>'
+        + "".join(f"<td>{escape(text)}</td>" for text in facts(result))
+        + "</tr>"
+        for name, result in rows
+    )
+    titles = "".join(f'<th scope="col">{each}</th>' for each in head)
+    return f"""---
+hide-toc: true
+---
+
+# All that was measured
+
+Counts are exact and repeatable. That they are also *true* is for the hardware to say. Everything on this site is drawn from
+these files, which the project's own commands wrote: [how to read them](../results/README.md).
+
+{headlines.cards("../")}
+## All files
+
+Words narrow the list: `h100 bench`, `verify failed`, `flash3 today's`. A file is of *today's* kernels if none of their sources has
+changed since, and of *older* ones else.
+
+<div class="files">
+<label for="filter">Show files with</label>
+<input id="filter" type="search" autocomplete="off" spellcheck="false" placeholder="flash3 h100">
+<span role="status">{len(rows)} files</span>
+<div class="table-wrapper" role="region" aria-label="All files" tabindex="0"><table id="files">
+<thead><tr>{titles}</tr></thead>
+<tbody>
+{body}
+</tbody></table></div></div>
+"""
+
+
+def facts(result: results.Result) -> tuple[str, ...]:
+    """A file in the words of the table: kind, algorithms, device, date, verdict, and of which kernels it is."""
+    content = result.content
+    device = content["device"]["name"].removeprefix("NVIDIA ").partition(" ")[0] if content["device"] else "CPU"
+    names = ", ".join(result.algorithms)
+    kernels = "" if not content.get("kernels") else "older" if result.older else "today's"
+    return result.kind, names, device, str(content["date"])[:10], verdict(result), kernels
+
+
+def verdict(result: results.Result) -> str:
+    """Passed or failed, where its kind judges anything."""
+    says = KINDS[result.kind].passed
+    judged = [says(result.data, name) for name in result.algorithms] if says else [result.data.get("passed")]
+    known = [each for each in judged if each is not None]
+    return "" if not known else "passed" if all(known) else "failed"
 
 
 def name_of(result: results.Result) -> str:
@@ -239,4 +297,6 @@ def with_figure(result: results.Result, shown: Shown | None) -> str:
     rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     drawn = figure(shown.svg, {"columns": shown.columns, "rows": shown.rows}) + "\n\n" if shown else ""
     said, _, tables = KINDS[result.kind].markdown(result).partition("\n\n")
-    return f"# {result.kind}: {result.about}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"
+    back = "*One of [all files](index.md).*"
+    head = f"---\norphan: true\n---\n\n# {result.kind}: {result.about}\n\n{back} {said}."
+    return f"{head}\n\n| what | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"

@@ -15,3 +15,26 @@ document.addEventListener("DOMContentLoaded", () => {
   frames.forEach(tell); // those that have loaded
   new MutationObserver(() => frames.forEach(tell)).observe(document.body, { attributeFilter: ["data-theme"] });
 });
+// The table of all that was measured: only the rows that have each word are shown.
+document.addEventListener("DOMContentLoaded", () => {
+  const filter = document.getElementById("filter");
+  if (!filter) return;
+  const rows = [...document.querySelectorAll("#files tbody tr")];
+  const texts = rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase());
+  const status = document.querySelector(".files [role=status]");
+  const show = () => {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    rows.forEach((row, n) => (shown += !(row.hidden = !words.every((word) => texts[n].includes(word)))));
+    status.textContent = `${shown} files`;
+  };
+  filter.addEventListener("input", show);
+  show(); // a browser may keep what was typed
+});
+// The theme's two bars at the sides are landmarks, and each needs a name of its own.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const [bar, name] of [["sidebar-drawer", "All pages"], ["toc-drawer", "On this page"]]) {
+    const found = document.querySelector(`aside.${bar}`);
+    if (found) found.ariaLabel = name;
+  }
+});

@@ -40,7 +40,7 @@ def lessons(
         return
     if importlib.util.find_spec("jupyterlab") is None:
         checkout = (notebooks.originals()[0].parents[1] / "Makefile").is_file()
-        how = "make lab, where you have the source" if checkout else "pip install 'flashlab-attention[lab]'"
+        how = "make lab, where you have the source" if checkout else "pip install jupyterlab ipykernel ipywidgets"
         tables.line(f"to open them: {how}, or any editor of notebooks")
         return
     sys.stdout.flush()

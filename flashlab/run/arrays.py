@@ -48,7 +48,7 @@ __all__ = [
     "with_state",
 ]
 
-_INSTALL = "pip install 'flashlab-attention[gpu]' (a CUDA 12 driver) or 'flashlab-attention[gpu-cuda13]'"
+_INSTALL = "pip install 'cupy-cuda12x[ctk]' (a CUDA 12 driver) or 'cupy-cuda13x[ctk]'"
 EMULATOR = 'backend="emulator" runs the kernels on the CPU'
 """What to do without a GPU."""
 _ON_GPU = f"a CuPy, torch or JAX array in GPU memory ({EMULATOR})"

@@ -19,6 +19,7 @@ from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, is_kernel, kernel, kernel_named
 from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
+from flashlab.verify.raised import raised
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
 from flashlab.verify.steps import Ended, Steps
@@ -189,7 +190,7 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
     bench = Bench(wanted, dtypes, o.full, o.seed, steps)
     bench.probe()
     begun, rows, failing = time.perf_counter(), list[Row](), None
-    first: tuple[Trial, Row] | None = None
+    failures = list[tuple[Trial, Row]]()
     count = o.examples if o.examples is not None else (2000 if o.full else wanted.examples)
 
     def done(row: Row) -> None:
@@ -197,21 +198,31 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         if on_row:
             on_row(row)
 
+    def first() -> tuple[Trial, Row]:
+        """The first failure in numbers, or else the first that isn't of a kind that always raises the same."""
+        of_kinds = {id(row) for kind in raised(rows) for row in kind.rows}
+
+        def rank(found: tuple[Trial, Row]) -> tuple[bool, bool]:
+            return id(found[1]) in of_kinds, found[1].detail.startswith("raised ")
+
+        return min(failures, key=rank)
+
     for name in chosen:
         if name == SEARCH and count:
-            row, found = _search(bench, count, any_tile=o.tile is None)
+            narrow = _narrowed(wanted.domain, rows) if wanted.backend == "callable" else None
+            row, found = _search(bench, count, narrow, any_tile=o.tile is None)
             done(row)
             failing = found and _failing(bench, found, row)
         for trial in CHECKS[name](bench) if name in CHECKS else ():
             done(bench.perform(name, trial))
-            if rows[-1].status == "failed" and first is None:
-                first = trial, rows[-1]
-    if failing is None and first is not None:
-        trial, row = first
+            if rows[-1].status == "failed":
+                failures.append((trial, rows[-1]))
+    if failing is None and failures:
+        trial, row = first()
         found = None
         if trial.case and count and not row.ended:
             found = _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200).failing
-        smaller = (_one(bench, found[0]), found[1]) if found else first
+        smaller = (_one(bench, found[0]), found[1]) if found else (trial, row)
         failing = _failing(bench, *smaller, trial.case)
     return Report(
         target=wanted.name,
@@ -340,8 +351,17 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
         return Found(None, tried, worst)
 
 
-def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial | None]:
-    """Try random problems. Returns the report's row, and a trial of the smallest problem that fails, if one does."""
+def _narrowed(domain: Domain, rows: Sequence[Row]) -> Domain:
+    """The domain without the kinds that a function raises the same exception for: a search would find nothing else."""
+    changes = [found.kind.domain for found in raised(rows)]
+    return replace(domain, **{name: value for each in changes for name, value in each.items()})
+
+
+def _search(bench: Bench, examples: int, domain: Domain | None = None, *, any_tile: bool) -> tuple[Row, Trial | None]:
+    """Try random problems of a domain (None: the target's own).
+
+    Returns the report's row, and a trial of the smallest problem that fails, if one does.
+    """
     target, begun = bench.target, time.perf_counter()
     tiles = target.tiles if any_tile else (None,)
     cases = random_cases(
@@ -352,7 +372,7 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
         layouts=target.layouts,
         scales=target.scales,
         scores=target.scores,
-    ).map(target.domain.fit_case)
+    ).map((domain or target.domain).fit_case)
     found = _find(bench, cases, examples)
     if found.failing:
         case, row = found.failing

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target
-from flashlab.verify.cases import Case, describe
+from flashlab.verify.cases import Case, describe, said
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
 from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judge, reference
@@ -206,7 +206,7 @@ def fitted(
     """A trial of the nearest problem in the domain, or one that isn't run if that doesn't keep what the check needs."""
     inside = bench.target.domain.fit(p)
     if keeps_scores(inside, p) and keeps(inside):
-        return Trial(word, inside, lambda: body(bench, inside))
+        return Trial(said(word, p, inside), inside, lambda: body(bench, inside))
     return Trial(word, p, no_such_problem)
 
 

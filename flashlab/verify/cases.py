@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,37 @@ def describe(problem: Problem) -> str:
     words = [word.replace("none", "None") for word in p.words]  # as the results on record have it
     shared = [] if p.len_prefix is None else [f"prefix {p.len_prefix}"]
     return " ".join([f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim}", p.dtype, *shared, *words])
+
+
+_WORDS = {
+    "causal": "causal",
+    "window": "window",
+    "scale": "scale",
+    "soft_cap": "soft cap",
+    "sinks": "sinks",
+    "alibi": "ALiBi",
+    "head_dim": "head dim",
+    "batch": "batch|of [0-9]",
+    "queries_per_kv": r"GQA|MQA|[0-9]:[0-9]",
+    "heads": r"\bheads\b",
+    "len_q": "aligned|length|quer|row|nothing|tile",
+    "len_kv": "aligned|length|key|row|nothing|tile|cut",
+}
+"""The words by which labels say a problem's fields."""
+
+
+def said(label: str, wanted: Problem, got: Problem) -> str:
+    """The label of a problem that a domain changed: without the words that are no longer true.
+
+    >>> p = Problem(batch=1, heads=2, len_q=113, head_dim=64, dtype="float16", causal=True)
+    >>> said("length 113, causal", p, p.replace(causal=False)), said("aligned", p, p.replace(len_q=144))
+    ('length 113, shaped', 'shaped')
+    """
+    if got == wanted:
+        return label
+    untrue = "|".join(words for name, words in _WORDS.items() if getattr(wanted, name) != getattr(got, name))
+    kept = [part for part in label.split(", ") if not (untrue and re.search(untrue, part))]
+    return ", ".join([*kept, "shaped"])
 
 
 def usual(dtype: DType, **changes: Any) -> Problem:

@@ -14,7 +14,7 @@ from typing import Any
 from flashlab.verify import gradients, pages, shared
 from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import Failure, stepped
-from flashlab.verify.cases import describe
+from flashlab.verify.cases import describe, said
 from flashlab.verify.memory import frame_named
 from flashlab.verify.report import Row
 from flashlab.verify.steps import Steps
@@ -158,8 +158,7 @@ def rows(
                 if p != wanted and p in taken:  # it would be run twice
                     continue
                 taken.add(p)
-                label = label if p == wanted else f"{label}, shaped"
-                row = Row(check=name, case=label, problem=describe(p), dtype=dtype, status="passed")
+                row = Row(check=name, case=said(label, wanted, p), problem=describe(p), dtype=dtype, status="passed")
                 yield stepped(steps, partial(_performed, row, subject, check, p, seed), row)
 
 

@@ -83,7 +83,7 @@ class TorchFrame(Frame):
 
 
 class CupyFrame(Frame):
-    name, install = "cupy", "CuPy is not installed (pip install 'flashlab-attention[gpu]')"
+    name, install = "cupy", "CuPy is not installed (pip install 'cupy-cuda12x[ctk]')"
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         tight = tuple(s * buffer.itemsize for s in strides)

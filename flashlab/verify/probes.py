@@ -23,7 +23,7 @@ from flashlab.verify.bench import (
     no_such_problem,
     visible,
 )  # fmt: skip
-from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
+from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, said, usual
 from flashlab.verify.dropout import dropout
 from flashlab.verify.eight_bit import caches, exact_lse, scaled_operands
 from flashlab.verify.masks import masks
@@ -56,8 +56,8 @@ def rule(bench: Bench) -> Iterator[Trial]:
                 yield Trial(word, wanted.problem, no_such_problem)
             elif case is not None:
                 taken.add(case)
-                shaped = "" if case == wanted else ", shaped"
-                yield Trial(word + shaped, case.problem, lambda case=case: bench.judge_case(case), case)
+                label = said(word, wanted.problem, case.problem)
+                yield Trial(label, case.problem, lambda case=case: bench.judge_case(case), case)
 
 
 def hidden_keys(bench: Bench) -> Iterator[Trial]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Literal
 
+from flashlab.verify.raised import Raised, raised
 from simulator.problem import COMMON_MASKS, FEATURES, FIELDS
 
 SCHEMA = 1
@@ -18,6 +19,9 @@ FEW = 3
 """The most failures, and the most reasons, in the few lines of `str(report)`."""
 SHOWN = 10
 """The most failures that are printed one by one. `Report.rows` has them all."""
+
+TAKES_NO = "the function takes no "
+"""How a row begins that says which keyword a function lacks."""
 
 COLUMNS = ("passed", "failed", "not run", "worst, x the rule")
 """The figures of each check, in tables."""
@@ -93,7 +97,7 @@ class Report:
 
     def __repr__(self) -> str:
         """One line: pytest shows this of a report that an assertion names."""
-        first = f": {self.failed[0].check}, {self.failed[0].case}" if self.failed else ""
+        first = f": {self._told[0].check}, {self._told[0].case}" if self._told else ""
         likely = f"; likely: {self.failing.likely}" if self.failing and self.failing.likely else ""
         return f"<Report {self.headline}{first}{likely}>"
 
@@ -118,10 +122,8 @@ class Report:
         lines = [self.headline]
         if self.domain:
             lines.append(f"  domain: {self.domain}")
-        lines += [f"  failed: {row.check}, {row.case} ({row.problem}): {row.detail}" for row in self.failed[:FEW]]
-        if len(self.failed) > FEW:
-            lines.append(f"  ... and {len(self.failed) - FEW} more")
-        reasons = Counter(row.detail for row in self.rows if row.status == "not run").most_common()
+        lines += [f"  {line}" for line in self._failures(FEW)]
+        reasons = self._reasons().most_common()
         lines += [f"  not run ({n}): {reason}" for reason, n in reasons[:FEW]]
         if len(reasons) > FEW:
             lines.append(f"  not run ({sum(n for _, n in reasons[FEW:])}): for {len(reasons) - FEW} more reasons")
@@ -186,6 +188,35 @@ class Report:
         return [row for row in self.rows if row.status == "failed"]
 
     @property
+    def raised(self) -> list[Raised]:
+        """The kinds of problems that a function raises the same exception for, and perhaps never meant to take."""
+        return raised(self.rows) if self.backend == "callable" else []
+
+    @property
+    def _told(self) -> list[Row]:
+        """The failures that are told one by one: wrong numbers first, then exceptions."""
+        of_kinds = {id(row) for found in self.raised for row in found.rows}
+        rest = [row for row in self.failed if id(row) not in of_kinds]
+        return sorted(rest, key=lambda row: row.detail.startswith("raised "))
+
+    def _failures(self, most: int) -> list[str]:
+        """A line for each of the first failures, and for each kind that is always the same exception."""
+        rows = self._told
+        lines = [f"failed: {row.check}, {row.case} ({row.problem}): {row.detail}" for row in rows[:most]]
+        if len(rows) > most:
+            lines.append(f"... and {len(rows) - most} more")
+        return [*lines, *map(str, self.raised)]
+
+    def _reasons(self) -> Counter[str]:
+        """Why checks were not run, and how many. What a function has no keyword for is one reason."""
+        found = Counter(row.detail for row in self.rows if row.status == "not run")
+        unknown = [reason for reason in found if reason.startswith(TAKES_NO)]
+        if len(unknown) > 1:
+            n = sum(found.pop(reason) for reason in unknown)
+            found[TAKES_NO + ", ".join(reason.removeprefix(TAKES_NO) for reason in unknown)] = n
+        return found
+
+    @property
     def checks(self) -> list[str]:
         """The checks' names, in the order in which they ran."""
         return list(dict.fromkeys(row.check for row in self.rows))
@@ -208,10 +239,11 @@ class Report:
         lines = [f"## {self.headline}", "", f"Rule: {self.rule}.", ""]
         lines += [f"| check | {' | '.join(COLUMNS)} |", "| --- | ---: | ---: | ---: | ---: |"]
         lines += [f"| {' | '.join(cells)} |" for cells in self._summary()]
-        for title, status in (("Failed", "failed"), ("Not run", "not run")):
-            if found := [row for row in self.rows if row.status == status]:
-                lines += ["", f"{title}:", ""]
-                lines += [f"- {row.check}, {row.case} (`{row.problem}`): {row.detail}" for row in found]
+        not_run = [row for row in self.rows if row.status == "not run"]
+        for title, found in (("Failed", self._told), ("Not run", not_run)):
+            shown = [f"- {row.check}, {row.case} (`{row.problem}`): {row.detail}" for row in found]
+            shown += [f"- {each}" for each in self.raised] if title == "Failed" else []
+            lines += ["", f"{title}:", "", *shown] if shown else []
         if self.failing:
             lines += ["", f"Smallest failing case: {self.failing.message}"]
             lines += ["", f"Likely: {self.failing.likely}"] if self.failing.likely else []
@@ -233,12 +265,9 @@ class Report:
         for cells in self._summary():
             table.add_row(*cells, style="red" if cells[2] != "0" else None)
         console.print(table)
-        for row in self.failed[:SHOWN]:
-            console.print(f"failed: {row.check}, {row.case} ({row.problem}): {row.detail}", style="red", markup=False)
-        if len(self.failed) > SHOWN:
-            console.print(f"... and {len(self.failed) - SHOWN} more", style="red")
-        reasons = Counter(row.detail for row in self.rows if row.status == "not run")
-        for reason, n in reasons.items():
+        for line in self._failures(SHOWN):
+            console.print(line, style="red", markup=False)
+        for reason, n in self._reasons().items():
             console.print(f"not run ({n}): {reason}", style="dim", markup=False)
         if self.never_ran:
             console.print(f"never run: {', '.join(self.never_ran)}", markup=False)

@@ -16,7 +16,6 @@ import os
 import re
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,16 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from flashlab.base.files import replace_file
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
-from flashlab.lessons.exercise import Exercise
-from flashlab.lessons.kernel_exercise import KernelExercise
-from flashlab.lessons.show import TABLE
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from docs._site import release  # noqa: E402
+from flashlab.base.files import replace_file  # noqa: E402
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES  # noqa: E402
+from flashlab.lessons.exercise import Exercise  # noqa: E402
+from flashlab.lessons.kernel_exercise import KernelExercise  # noqa: E402
+from flashlab.lessons.show import TABLE  # noqa: E402
+
 SOURCES, NOTEBOOKS = ROOT / "notebooks" / "source", ROOT / "notebooks"
 CLOSE = 1e-3
 """How far floats may be apart, relative."""
@@ -63,12 +65,11 @@ def notebook_of(source: str) -> NotebookNode:
 
 
 def setup() -> list[NotebookNode]:
-    """The first cell, where flashlab may have to be installed: from the repository that the metadata names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    if not (address := project.get("urls", {}).get("Repository")):
+    """The first cell, where flashlab may have to be installed: from where pyproject.toml says that it is."""
+    where = release.stated()
+    if where.requirement("lab") is None:
         return []
-    package = f"{project['name']}[lab] @ git+{address}"
-    code = f'try:\n    import flashlab\nexcept ImportError:\n    %pip install --quiet "{package}"'
+    code = f'try:\n    import flashlab\nexcept ImportError:\n    %pip install --quiet "{where.requirement("lab")}"'
     return [new_code_cell(code)]
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from docs._site import audit
+from docs._site.blocks import replaced
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "audit.md"
 VERDICTS = ("True", "Half", "False", "Open")
 CLAIMS: dict[str, str] = dict(re.findall(r"(?ms)^### (\d+\. .*?)\n(.*?)(?=^##|\Z)", PAGE.read_text(encoding="utf-8")))
@@ -36,3 +39,11 @@ def test_a_claim_has_a_source_a_verdict_and_an_experiment(name: str):
 def test_every_verdict_occurs():
     found = {match[1] for body in CLAIMS.values() if (match := re.search(r"\.\*\s+\*\*(\w+)", body))}
     assert found == set(VERDICTS)
+
+
+def test_the_page_begins_with_its_claims():
+    """Each claim has a row that says its verdict, and another verdict in the text is another table."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == replaced(text, "audit", {"claims": audit.table(text)}), "run python -m docs._site.audit"
+    assert [each.number for each in audit.claims(text)] == list(range(1, len(CLAIMS) + 1))
+    assert audit.table(text) != audit.table(text.replace("**False.**", "**True.**", 1))

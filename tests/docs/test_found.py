@@ -75,14 +75,11 @@ def on_gpu(folder: Path, **changed: str) -> None:
 def test_what_a_gpu_showed_stands_in_the_table_and_in_the_sections(tmp_path: Path) -> None:
     on_gpu(tmp_path)
     blocks = page.blocks(tmp_path)
-    first = (
-        "| `softmax_forward_kernel4` | race, 6.5e-09 off | – | 3, at its lines | no end | – | 17 results, 0.25 off |"
-    )
+    tools = "racecheck: 3, at its lines; initcheck: no end"
+    first = f"| `softmax_forward_kernel4` | 17 results, 0.25 off | {tools} | race, 6.5e-09 off |"
     assert "On an NVIDIA H200 (2026-11-23) the same launches ran" in blocks["gpu"]
     assert first in blocks["gpu"]
-    assert re.search(
-        r"\| `attention_forward_fused1` \| race, \S+ off \| – \| – \| – \| – \| always the same \|", blocks["gpu"]
-    )
+    assert re.search(r"\| `attention_forward_fused1` \| same results \| nothing \| race, \S+ off \|", blocks["gpu"])
     sections = blocks["defects"].split("\n## ")
     assert "1,000 launches left 17 different results. They are at most 0.25 from NumPy in float64." in sections[0]
     assert "Nothing is found by memcheck and synccheck." in sections[0]

@@ -68,7 +68,7 @@ def test_without_jupyterlab_a_line_says_how_to_get_it(tmp_path: Path, monkeypatc
     kept = [tmp_path / "site-packages" / "flashlab" / "notebooks" / "00_memory.ipynb"]
     monkeypatch.setattr(notebooks, "originals", lambda: kept)
     monkeypatch.setattr(notebooks, "copy", lambda folder: notebooks.Copies(tmp_path, ("00_memory.ipynb",), ()))
-    assert "flashlab-attention[lab]" in run("lessons", tmp_path / "course").stdout
+    assert "pip install jupyterlab" in run("lessons", tmp_path / "course").stdout
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:

@@ -98,8 +98,9 @@ def test_a_browsers_lessons_begin_with_what_installs_them(tmp_path: Path) -> Non
         made, source = (nbformat.read(p, as_version=4) for p in (path, ROOT / "notebooks" / path.name))
         nbformat.validate(made)
         assert made.metadata.kernelspec.name == "python"  # Pyodide's
-        assert made.cells[0].source.startswith("%pip install")
+        assert "fetching Python" in made.cells[0].source and made.cells[0].cell_type == "markdown"
+        assert made.cells[1].source.startswith("%pip install")
         for cell in source.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
-        assert made.cells[1:] == source.cells
+        assert made.cells[2:] == source.cells

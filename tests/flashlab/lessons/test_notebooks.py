@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
 
+from docs._site.release import Release
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 from flashlab.lessons.show import TABLE
 from notebooks.source import lessons
@@ -124,15 +125,17 @@ def test_exercises_have_not_begun_and_predictions_are_open(name: str):
             assert re.search("Not started|not answered", output.data["text/plain"]), cell.source
 
 
-def test_where_the_metadata_name_a_repository_the_first_cell_installs_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("repository", "released", "installs"),
+    [("", False, None), ("https://example.org/x", False, "x[lab] @ git+https://example.org/x"), ("", True, "x[lab]")],
+)
+def test_the_first_cell_installs_from_where_it_is_to_be_had(
+    repository: str, released: bool, installs: str | None, monkeypatch: pytest.MonkeyPatch
 ):
-    assert "pip" not in lessons.notebook_of(source(NAMES[0])).cells[0].source or lessons.setup()
-    text = '[project]\nname = "x"\n[project.urls]\nRepository = "https://example.org/x"\n'
-    (tmp_path / "pyproject.toml").write_text(text)
-    monkeypatch.setattr(lessons, "ROOT", tmp_path)
-    (cell,) = lessons.setup()
-    assert '%pip install --quiet "x[lab] @ git+https://example.org/x"' in cell.source
+    monkeypatch.setattr(lessons.release, "stated", lambda: Release("x", repository, released))
+    first = lessons.notebook_of(source(NAMES[0])).cells[0].source
+    assert ("pip" in first) == (installs is not None)
+    assert installs is None or f'%pip install --quiet "{installs}"' in first
 
 
 # -- stale outputs ------------------------------------------------------------------------------------------------

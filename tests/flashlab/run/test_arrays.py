@@ -498,7 +498,7 @@ def test_what_each_gpu_cannot() -> None:
 
 def test_without_cupy_or_gpu_it_says_how_to_get_it() -> None:
     array = type("Array", (), {"__module__": "jaxlib", "__dlpack__": None})()
-    with installed(None), pytest.raises(Unavailable, match=r"pip install 'flashlab-attention\[gpu\]'"):
+    with installed(None), pytest.raises(Unavailable, match=r"pip install 'cupy-cuda12x\[ctk\]'"):
         call.attention(array, array, array)
     module = FakeCupy()
     module.getDeviceCount = lambda: 0  # type: ignore[method-assign]

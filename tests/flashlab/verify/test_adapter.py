@@ -243,3 +243,19 @@ def test_a_case_says_whether_the_scale_is_told() -> None:
     adapter = fl.Adapter(scales_by_1_over_d, lse="e")
     assert [run_case(adapter, case).status for case in told] == ["failed", "passed"]
     assert np.isclose(problem.scale, 0.25)
+
+
+def test_the_first_contact_finds_the_mistake_and_not_the_conventions() -> None:
+    """A plain NumPy function that knows no grouped heads and forgot the maximum: its smallest failing case shows that."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        with np.errstate(all="ignore"):
+            p = np.exp(q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2) / q.shape[-1] ** 0.5)
+            return p / p.sum(-1, keepdims=True) @ v.astype(np.float32)
+
+    found = fl.verify(attention, checks=["gqa", "rule", "search"], dtypes=["float16"], examples=60)
+    assert [kind.kind.name for kind in found.raised] == ["grouped heads"]
+    assert found.failing is not None and found.failing.likely == "the maximum is not subtracted before exp"
+    assert "holds NaN" in found.failing.message and "kv_heads" not in found.failing.python
+    labels = {row.case for row in found.rows if row.status != "not run"}
+    assert labels and not any("causal" in label for label in labels)  # it takes none

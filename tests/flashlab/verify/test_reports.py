@@ -166,3 +166,56 @@ def test_a_function_has_a_place() -> None:
 def test_formats_have_names() -> None:
     assert set(FORMATS) == {"markdown", "github", "sarif"}
     assert FORMATS["markdown"](MANY).startswith("## mine:attention")
+
+
+def refused(kind: str, detail: str = "raised ValueError: shapes (4,9) (2,9)", n: int = 3) -> list[Row]:
+    """Rows of one kind that failed."""
+    sizes = {"grouped": "1x4:2x9x9x16", "empty": "1x2x0x9x16", "both": "1x4:2x0x9x16", "plain": "1x2x9x9x16"}[kind]
+    return [replace(row(i, "failed", detail), case=f"{kind} {i}", problem=f"{sizes} float16") for i in range(n)]
+
+
+EMPTY = "raised ValueError: zero-size array"
+NUMERIC = "out at (batch, head, row) (0, 0, 0) is off by 3 x what the rule allows"
+
+
+def told(*rows: Row) -> list[str]:
+    """The lines about failures, of a function that passed elsewhere."""
+    found = replace(report(), rows=[row(0, "passed"), *rows])
+    return [line.strip() for line in str(found).splitlines() if line.strip().startswith(("failed", "..."))]
+
+
+def test_a_kind_that_is_never_taken_has_one_line_and_numbers_come_first() -> None:
+    rows = [
+        *refused("grouped"),
+        *refused("both", n=1),
+        *refused("empty", EMPTY),
+        *refused("plain", "raised KeyError: 1", 1),
+    ]
+    lines = told(*rows, *refused("plain", NUMERIC, 1))
+    assert lines[0].endswith(NUMERIC) and lines[1].endswith("raised KeyError: 1"), lines
+    assert (
+        lines[2].startswith("failed (4): every failure with grouped heads is a ValueError") and "--groups 1" in lines[2]
+    )
+    assert lines[3].startswith("failed (3): every failure with no queries or no keys") and "--no-empty" in lines[3]
+    assert len(lines) == 4
+    assert replace(report(), rows=rows).verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*refused("grouped"), *refused("plain", n=1)],  # it raises so elsewhere, too
+        [*refused("grouped"), *refused("grouped", NUMERIC, 1)],  # some of them are wrong in numbers
+        [*refused("grouped"), *refused("grouped", "raised KeyError: 1", 1)],
+        refused("grouped", NUMERIC),
+        refused("both"),  # of which kind is it?
+    ],
+)
+def test_other_failures_are_told_one_by_one(rows: list[Row]) -> None:
+    assert not any("every failure" in line for line in told(*rows))
+    assert len(told(*rows)) == min(len(rows), 4)
+
+
+def test_keywords_that_a_function_lacks_are_one_reason() -> None:
+    rows = [row(n, "not run", f"the function takes no {name}") for n, name in enumerate(("causal", "sinks", "sinks"))]
+    assert "not run (3): the function takes no causal, sinks" in str(replace(report(), rows=[row(0, "passed"), *rows]))

@@ -1,0 +1,56 @@
+"""Writes the table that docs/audit.md begins with, from the page's own claims: `python -m docs._site.audit`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from docs._site.blocks import replaced
+from flashlab.base.files import replace_file
+from flashlab.measure.results import markdown_table
+
+PAGE = Path(__file__).resolve().parents[1] / "audit.md"
+CLAIM = re.compile(r"(?ms)^### (\d+)\. (.*?)\n\n(\*.*?)(?=\n\n```|\n\n###|\Z)")
+VERDICTS = ("True", "Half", "False", "Open")
+
+
+class Claim(NamedTuple):
+    number: int
+    words: str
+    verdict: str
+    why: str
+
+
+def claims(text: str) -> list[Claim]:
+    """The claims of the page: the heading, the verdict in bold, and the sentence that it begins."""
+    found: list[Claim] = []
+    for number, words, body in CLAIM.findall(text):
+        said = " ".join(body.split())
+        verdict = re.search(r"\.\*\s+\*\*(\w+)\*?\*?\.?\*?\*?(.*)", said)
+        if verdict is None:
+            raise ValueError(f"claim {number} has no verdict")
+        why = re.match(r"[ ,:]*(.*?[.:])(?: |$)", verdict[2])
+        found.append(Claim(int(number), words, verdict[1], why[1].rstrip(":") if why else ""))
+    return found
+
+
+def table(text: str) -> str:
+    """How many of each verdict there are, and a row for each claim."""
+    found = claims(text)
+    counts = Counter(each.verdict for each in found)
+    said = ", ".join(f"{counts[verdict]} {verdict.lower()}" for verdict in VERDICTS)
+    rows = [(str(each.number), f"[{each.words}](#{anchor(each)})", f"**{each.verdict.lower()}**") for each in found]
+    return f"{len(found)} claims: {said}.\n\n{markdown_table(('no.', 'claim', 'verdict'), rows)}\n"
+
+
+def anchor(claim: Claim) -> str:
+    """The heading's anchor, as Markdown makes it: small letters, no punctuation, hyphens for blanks."""
+    heading = f"{claim.number}. {claim.words}"
+    return re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-")
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    replace_file(PAGE, replaced(text, "audit", {"claims": table(text)}))
