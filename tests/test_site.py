@@ -427,7 +427,7 @@ def test_the_first_page_races_on_arrival_and_is_still_where_motion_is_reduced(mo
     else:
         page.wait_for_function("document.querySelector('#race input').value > 2")
         clock.press("End")
-    page.wait_for_function("document.getElementById('race-end').textContent.includes('times fewer bytes')")
+    page.wait_for_function("document.getElementById('race').textContent.includes('times fewer bytes')")
 
 
 @pytest.mark.browser

@@ -19,14 +19,14 @@ from PIL import Image, ImageDraw, ImageFont
 
 from docs._site import race
 from flashlab.base.files import replace_file
-from flashlab.views import plots
+from flashlab.views import palette
 
 PICTURE = Path(__file__).resolve().parents[1] / "pictures" / "race.gif"
 WIDTH, HEIGHT, LEFT, BAR = 1000, 350, 24, 640
 FRAMES, MILLISECONDS, LAST = 54, 90, 4000
 """Frames that move, how long each is shown, and how long the last one is."""
 INK, FAINT, GROUND = "#1B2027", "#D9DDE2", "#FFFFFF"
-COLOURS = {name: colour for name, (_, colour) in plots._TENSORS.items()} | {"lse": "#8C8C8C"}
+COLOURS = {name: palette.LIGHT[kind] for name, kind in palette.KINDS.items()}
 Moves = Sequence[tuple[str, str, int]]
 
 
