@@ -13,7 +13,7 @@ from simulator.registers import Registers
 
 def of_head(name: str, m: Machine, block: Block, warps: int) -> Registers | None:
     """The ALiBi slope or the sink of a block's head, which each of `warps` warps requests, or None without any."""
-    has = m.operation.operand(name).when(m.problem)
+    has = name in (operand.name for operand in m.operation.taken(m.problem))
     return block.fetch(m.optional(name), 0, 1, warps=warps) if has else None
 
 
