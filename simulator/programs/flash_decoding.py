@@ -8,7 +8,7 @@ is the same bit for bit, whoever computes what, and when.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from math import inf
 from typing import NamedTuple
@@ -21,9 +21,8 @@ from simulator.errors import UsageError
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.drafts import Drafts
-from simulator.programs.quantized import CacheScales
-from simulator.programs.scores import join_sink, of_packed_heads, soft_cap
+from simulator.programs.packed_variant import PackedVariant
+from simulator.programs.scores import join_sink, of_packed_heads
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -274,69 +273,93 @@ def climb(
         block.store(m.packed(outputs[1]), m_i + block.log(l_i), block.i, rows)
 
 
+Find = Callable[[Block, int], None]
+"""`find(block, j)` is how the warps that fetch key tile j find out where it lies."""
+
+
+class Room(NamedTuple):
+    """SRAM of a block, for queries and where warps join: each has maxima, sums and outputs. `top` has the maxima of all."""
+
+    maxima: SramTile
+    sums: SramTile
+    outputs: SramTile
+    top: SramTile
+    q: SramTile
+
+    @classmethod
+    def of(cls, m: Machine, block: Block, q: HbmTensor, k: HbmTensor, v: HbmTensor, variant: PackedVariant) -> Room:
+        """Reserve it, and beside it the rings of K and V, what the variant needs, and what a warp tells itself."""
+        c, w, alloc = m.config, m.config.warps, partial(block.alloc, rows=m.tile.rows, fragment=FRAGMENT)
+        maxima, sums = (alloc(name, copies=w) for name in ("m_warps", "l_warps"))
+        outputs, top = alloc("o_warps", cols=v.cols, copies=w), alloc("m")
+        for x in (k, v):
+            block.alloc(x.name, m.tile.cols, x.cols, x.dtype, copies=c.stages)
+        q_i = alloc(q.name, cols=q.cols, dtype=q.dtype, copies=c.stages + 1)
+        variant.reserve(block)
+        if words := told_words(m.problem, c.stages):
+            block.alloc("units", words, dtype="int32", copies=w, fragment=4)  # words, which no tensor core reads
+        return cls(maxima, sums, outputs, top, q_i)
+
+
 @program
 def flash_decoding(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, ...]:
     """Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with its merge in the same launch: see `decode`."""
-    return decode(m, "flash_decoding", q, k, v, problem, tile)
+
+    def contiguous(block: Block, j: int) -> None:
+        """Rows of K and V lie one behind the other: there is nothing to look up."""
+
+    return decode(m, "flash_decoding", q, k, v, problem, tile, contiguous)
 
 
 def decode(
-    m: Machine, name: str, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+    m: Machine, name: str, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile, find: Find
 ) -> tuple[HbmTensor, ...]:
     """Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with its merge in the same launch.
 
     q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); lse (batch, heads, len_q) float32, natural logarithm.
-    There is one unit of work per KV head, row tile and chunk of 4 Bc keys; on a GPU a block takes one after the other. Its warps
+    There is one unit of work per KV head, row tile and chunk of 4 Bc keys. On a GPU a block takes one after the other. Its warps
     split the keys, so each has a softmax of its own, and they join at the end. Other warps write what they have together. The
-    one that comes last to a counter merges what the others have left in HBM, and counts up itself, until the root is done.
+    one that comes last to a counter merges what the others have left in HBM. It then counts up itself, until the root is done.
+    `find` is how a block finds the keys of a tile. What a quantised cache, a soft cap and drafts change is the `variant`.
     """
-    c, d, w, scales = m.config, v.cols, m.config.warps, CacheScales(m, k.table)
+    c, w = m.config, m.config.warps
     s = Splits(problem, tile, dict(c.constants)["RUN"])
-    drafts = Drafts(m, s.group)
+    variant = PackedVariant(m, s.group, k.table)
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
     tree = Tree.of(m, s, q, w)
     for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=2 * w, readers=w):
-        i, row_tile = block.i, int(np.min(block.i))  # one of those in lockstep, which see the same chunks
+        row_tile = int(np.min(block.i))  # one of those in lockstep, which see the same chunks
         chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()
         if not chunks:
             continue  # this row tile sees fewer runs
-        alloc = partial(block.alloc, rows=tile.rows, fragment=FRAGMENT)
-        m_warps, l_warps = (alloc(name, copies=w) for name in ("m_warps", "l_warps"))
-        o_warps, top = alloc("o_warps", cols=d, copies=w), alloc("m")
-        for x in (k, v):
-            block.alloc(x.name, tile.cols, x.cols, x.dtype, copies=c.stages)
-        q_i: SramTile | Registers = alloc(q.name, cols=q.cols, dtype=q.dtype, copies=c.stages + 1)
-        scales.reserve(block)
-        scales.begin(block)
-        if words := told_words(problem, c.stages):
-            block.alloc("units", words, dtype="int32", copies=w, fragment=4)  # words, which no tensor core reads
+        room = Room.of(m, block, q, k, v, variant)
+        q_i: SramTile | Registers = room.q
         if block.walk:
             block.step("load_q")
             for readers, nbytes in told(problem):
                 block.tell("units", readers, nbytes * w)  # by each warp to itself
-            q_i = block.load(q, i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
-            scales.fetch(block)
-            scales.find_factors(block, q_i)
+            q_i = block.load(q, block.i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
+            variant.begin(block, q_i)
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
-            drafts.fetch(block)
-            q_i = scales.queries(block, q_i, now=True)
+            q_i = variant.keep(block, q_i)
         for chunk in chunks:
-            m_i = block.full(tile.rows, 1, -inf)
-            l_i = block.full(tile.rows, 1, 0.0)
-            acc, base = block.full(tile.rows, d, 0.0), scales.first_base(block)
+            m_i, l_i = block.full(tile.rows, 1, -inf), block.full(tile.rows, 1, 0.0)
+            acc, base = block.full(tile.rows, v.cols, 0.0), variant.first_base(block)
             for j in s.tiles_of(row_tile, chunk):
                 block.step("load_k")
-                block.look_up(k, j, tile.cols)  # where K lies in pages
+                find(block, j)
                 k_j = block.load(k, j, tile.cols, stages=c.stages)
-                scales.load(block, "k", j)
+                variant.load(block, "k", j)
                 block.step("scores")
-                x = soft_cap(block, scales.scores(block, q_i, k_j), problem)
+                q_j, scale, passes = variant.queries(block, q_i), variant.scale, variant.passes
+                x = block.matmul(q_j, k_j.T, split=("none", "rows"), scale=scale, passes=passes)
+                x = variant.bend(block, x)
                 block.step("mask")
-                x = drafts.hide(block, block.mask(x, i, j, group=s.group), j)
+                x = variant.mask(block, x, j)
                 block.step("softmax")
                 m_new = block.maximum(m_i, x.max())
                 p = block.exp(x - m_new.finite())
@@ -347,21 +370,19 @@ def decode(
                 m_i = m_new
                 block.step("load_v")
                 v_j = block.load(v, j, tile.cols, stages=c.stages)
-                scales.load(block, "v", j)
+                variant.load(block, "v", j)
                 block.step("output")
-                p, acc, base = scales.weigh(block, p, acc, base)
+                p, acc, base = variant.weigh(block, p, acc, base)
                 acc = block.matmul(p.round(problem.operand_dtype), v_j, split=("rows", "rows"), acc=acc)
-            found[chunk] = acc, m_i, l_i
-            if not block.walk:
-                continue  # those that merge have no need to be told
-            block.step("join")
-            block.put(m_warps, m_i, copies=w)
-            m_i = block.get(m_warps, "none")  # of all warps; each weighs with it what it has
-            factor = block.exp(m_i - m_i.finite())
-            for buffer, x in ((l_warps, l_i * factor), (o_warps, acc * scales.joined(factor, base))):
-                block.put(buffer, x, copies=w)
-            block.put(top, m_i)
-            m_i, l_i, acc = (block.get(buffer) for buffer in (top, l_warps, o_warps))
+            if block.walk:  # else the warps that merge know that there is nothing
+                block.step("join")
+                block.put(room.maxima, m_i, copies=w)
+                m_i = block.get(room.maxima, "none")  # of all warps; each weighs with it what it has
+                factor = block.exp(m_i - m_i.finite())
+                block.put(room.sums, l_i * factor, copies=w)
+                block.put(room.outputs, acc * variant.joined(factor, base), copies=w)
+                block.put(room.top, m_i)
+                m_i, l_i, acc = (block.get(buffer) for buffer in (room.top, room.sums, room.outputs))
             found[chunk] = acc, m_i, l_i
         block.step("merge_run")
         climb(m, block, s, tree, merged(block, found), chunks[-1], outputs)

@@ -77,13 +77,11 @@ class CacheScales:
         held = q if isinstance(q, Registers) else block.to_registers(q, "none")
         return held * block.to_registers(self.channels, "none").T
 
-    def scores(self, block: Block, q: SramTile | Registers, k: SramTile) -> Registers:
-        """The product of queries and keys, times their scales."""
-        q, plain = self.queries(block, q, now=False), self.scale if isinstance(self.scale, float) else 1.0
-        x = block.matmul(q, k.T, split=("none", "rows"), scale=plain, passes=self.parts)
+    def scores(self, block: Block, s: Registers) -> Registers:
+        """A tile of S times the scales of its keys."""
         if isinstance(self.scale, Registers):
-            x = x * self.scale
-        return x * block.to_registers(self.held["k"], "rows").T if self.forms["k"] == "token" else x
+            s = s * self.scale
+        return s * block.to_registers(self.held["k"], "rows").T if self.forms["k"] == "token" else s
 
     def load(self, block: Block, name: str, j: int) -> None:
         """HBM to SRAM: the scales of a tile of keys or values."""
