@@ -38,7 +38,7 @@ def launch(
     path: Path, entry: str, blocks: int, values: Mapping[str, Any], arena: Arena, dtypes: Mapping[str, str], *,
     time_limit: float = 0,
 ) -> Launched:  # fmt: skip
-    """Launch so many programs of a module's function. `values` has its arguments by name; those in `dtypes` are pointers to
+    """Launch `blocks` programs of a module's function. `values` has its arguments by name; those in `dtypes` are pointers to
     buffers of the arena. A launch that still runs after `time_limit` seconds of processor time (0: no limit) is stopped, which
     is a finding.
 

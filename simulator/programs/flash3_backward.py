@@ -23,11 +23,11 @@ KEYS = 64
 PART_ROWS = 16
 """Rows per block of the launch that adds up parts."""
 ROUNDS = 8
-"""In so many rounds of blocks, about, the end is a part of the launch that counts."""
+"""Where blocks run in about so many rounds or fewer, a launch's end is a part of it that counts."""
 
 
 def warpgroups(tile: Tile) -> tuple[int, int]:
-    """The warpgroups form a grid over a tile of dQ: so many along its rows, 64 each, and so many across its columns."""
+    """The warpgroups form a grid over a tile of dQ: how many lie along its rows, 64 each, and how many across its columns."""
     all_of_them = max(1, tile.cols // KEYS)
     above = max(1, min(all_of_them, tile.rows // 64))
     return above, all_of_them // above

@@ -2,7 +2,7 @@
 
 `paged` has a few rows per tile, because decoding reads much and computes little. A prefill, or some hundred tokens that are
 appended to a long context, computes as much as attention in training does. So the tiles and the warpgroups that multiply are those
-of `flash3`. Of pages whose keys fill a tile, or a tile them, TMA brings boxes. From others four warps copy keys row by row.
+of `flash3`. If a page fills whole tiles, or a tile whole pages, TMA brings boxes. From other pages four warps copy keys row by row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOLD = 16
 
 
 def shares(tile: Tile) -> int:
-    """Into how many parts the keys of a tile are split: each of two warps has one or two, of up to 32 keys, a lane for each."""
+    """How many parts a tile's keys are split into. Each of two warps has one part or two, of up to 32 keys, a lane for each."""
     return 2 if tile.cols <= 64 else 4
 
 

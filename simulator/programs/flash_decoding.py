@@ -1,9 +1,9 @@
 """Flash-Decoding: few queries against many keys. Chunks of keys run in parallel, and a tree merges their partial results.
 
-All query heads that share a KV head, and all queries, are rows of one tile, so K and V are read once for all of them. A chunk
-begins at a multiple of its own size, whatever the batch, the grid or the other sequences are. Chunks are merged two by two, by
-their numbers. That is one binary tree, of which every fifth level goes through HBM: a node there has up to 32 children. So a result
-is the same bit for bit, whoever computes what, and when.
+All queries of all heads that share a KV head are rows of one tile, so K and V are read once for all of them. A chunk begins at a
+multiple of its own size, whatever the batch, the grid or the other sequences are. Chunks are merged two by two, by their numbers.
+That is one binary tree. Every fifth level of it goes through HBM, where a node has up to 32 children. So a result is the same bit
+for bit, whichever block computes a part of it, and whenever.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from simulator.tensors import HbmTensor, SramTile
 
 TILES_PER_CHUNK = 4
 CHILDREN = 32
-"""The most children of a node in HBM: a block merges those two by two. It is a power of two, so that all is one binary tree."""
+"""The most children of a node in HBM. A block merges them two by two. 32 is a power of two, so all merges are one binary tree."""
 
 
 MOST_ROW_TILES = 1 << 22
-"""The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
+"""The most row tiles of a head. Each tile's splits are worked out by themselves, which takes seconds for so many."""
 MOST_KEYS = 1 << 62
-"""Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
+"""All row tiles together have fewer keys than this: sums of them have 64 bits."""
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
 AT_A_TIME = 4096
@@ -55,8 +55,9 @@ class Node(NamedTuple):
 
 
 class Splits:
-    """How a problem is split: which chunks each row tile sees, and where the nodes of the tree over them lie. A chunk has
-    `chunk` tiles.
+    """How a problem is split: which chunks each row tile sees, and where the nodes of the tree over them lie.
+
+    A chunk has `chunk` tiles. A run has `run` chunks, which one block computes.
 
     >>> p = Problem(batch=1, heads=4, kv_heads=1, len_q=1, len_kv=1000, head_dim=64, dtype="float16", window=(500, 0))
     >>> s = Splits(p, Tile(16, 64), run=2)
@@ -85,7 +86,7 @@ class Splits:
         return range(keys.start // self.tile.cols, -(-keys.stop // self.tile.cols)) if keys else range(0)
 
     def spans(self) -> Iterator[tuple[Array, Array, Array]]:
-        """The same for many row tiles at a time, as arrays: the rows inside, the first key tile, the one after the last."""
+        """For many row tiles at a time, arrays of their rows inside, of their first key tiles, and of the ones after the last."""
         p, rows, cols = self.problem, self.tile.rows, self.tile.cols
         for begin in range(0, self.row_tiles, AT_A_TIME):
             first = np.arange(begin, min(begin + AT_A_TIME, self.row_tiles), dtype=np.int64) * rows
@@ -98,7 +99,7 @@ class Splits:
             yield inside, np.where(seen, start // cols, 0), np.where(seen, -(-stop // cols), 0)
 
     def chunks(self, i: int) -> range:
-        """The chunks of which row tile i sees a key."""
+        """The chunks in which row tile i sees a key."""
         tiles = self.tiles(i)
         return range(tiles.start // self.chunk, -(-tiles.stop // self.chunk)) if tiles else range(0)
 
@@ -144,7 +145,7 @@ class Splits:
 
     @cached_property
     def room(self) -> list[int]:
-        """How many places the nodes of each level have, from the runs on. The level that has one node for sure has none."""
+        """How many places the nodes of each level have, from the runs on. The level that can have one node only has none."""
         room, n = list[int](), self.runs
         runs = -(-self.problem.len_kv // (self.chunk * self.tile.cols * self.run)) if n > 1 else 1
         while runs > 1:
@@ -173,14 +174,16 @@ class Splits:
 
 
 def told(problem: Problem) -> list[tuple[int, int]]:
-    """What a warp tells itself of a unit, in bytes, each with how often it reads them. To copy and to compute, it has to know row
-    tile, run, keys, and the KV head among those of all sequences. Where these lie one behind the other, it also has to know where
-    the keys begin, to copy them. Nothing is told where units follow from the grid."""
+    """What a warp tells itself about a unit: pairs of how often it reads something, and how many bytes that is.
+
+    To copy and to compute, a warp needs the row tile, the run, the keys, and the KV head among those of all sequences. In a ragged
+    batch it also needs to know where the keys begin, to copy them. Where units follow from the grid, it tells itself nothing.
+    """
     return [(2, 16), (1, 4)][: 1 + problem.ragged] if problem.apart else []
 
 
 def told_words(problem: Problem, stages: int) -> int:
-    """Words of SRAM in which a warp tells itself its next units: for each unit that it may be ahead."""
+    """Words of SRAM in which a warp tells itself its next units: room for each unit that it may be ahead."""
     ahead = 8 if stages <= 5 else 16
     return ahead * sum(nbytes for _, nbytes in told(problem)) // 4
 
@@ -197,7 +200,7 @@ def joined(block: Block, left: Part, right: Part) -> Part:
 
 
 def merged(block: Block, parts: dict[int, Part]) -> Part:
-    """Partial results by number in one: two by two, a number and the next one if the first is even."""
+    """Partial results by number, merged into one: two by two, each even number with the next one."""
     while len(parts) > 1:
         above = dict[int, Part]()
         for at, part in parts.items():
@@ -208,7 +211,7 @@ def merged(block: Block, parts: dict[int, Part]) -> Part:
 
 
 class Tree(NamedTuple):
-    """Where partial results lie in HBM, and the counters of the nodes, of which each of `warps` warps has its own."""
+    """Where partial results lie in HBM, and the counters of the nodes. Each of `warps` warps has its own counter at each node."""
 
     parts: tuple[HbmTensor, HbmTensor, HbmTensor]
     arrivals: HbmTensor
@@ -242,10 +245,10 @@ def climb(
     owners: int = 1,
     together: int = 1,
 ) -> None:
-    """What the run that ends with a chunk has, on its way up the tree: to HBM, or to the outputs if nobody else has a part.
+    """The partial result of the run that ends with `chunk` goes up the tree: to HBM, or to the outputs if there is no other part.
 
-    Each row of a run lies in `owners` warps, which have columns of it, and ask for the sinks of so many rows `together`. Where runs
-    are merged, a warp has a row.
+    Each row of a run lies in `owners` warps, which have some of its columns each. Each of them requests the sinks of `together`
+    rows at a time. Where runs are merged, one warp has a row.
     """
     rows, row_tile = s.tile.rows, int(np.min(block.i))
     for node in s.upward(row_tile, chunk):
