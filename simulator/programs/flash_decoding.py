@@ -349,6 +349,7 @@ def decode(
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
             q_i = variant.keep(block, q_i)
+        scale, passes = variant.scale, variant.passes
         for chunk in chunks:
             m_i, l_i = block.full(tile.rows, 1, -inf), block.full(tile.rows, 1, 0.0)
             acc, base = block.full(tile.rows, v.cols, 0.0), variant.first_base(block)
@@ -358,8 +359,7 @@ def decode(
                 k_j = block.load(k, j, tile.cols, stages=c.stages)
                 variant.load(block, "k", j)
                 block.step("scores")
-                q_j, scale, passes = variant.queries(block, q_i), variant.scale, variant.passes
-                x = block.matmul(q_j, k_j.T, split=("none", "rows"), scale=scale, passes=passes)
+                x = block.matmul(variant.queries(block, q_i), k_j.T, split=("none", "rows"), scale=scale, passes=passes)
                 x = variant.bend(block, x)
                 block.step("mask")
                 x = variant.mask(block, x, j)
