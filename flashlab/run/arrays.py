@@ -349,7 +349,7 @@ def _framework_named(root: str) -> Framework:
 
 @functools.lru_cache(maxsize=256)
 def _framework_of(kind: type[Any]) -> Framework | None:
-    """The framework of a type of arrays; None for NumPy's, and for what is none."""
+    """The framework of a type of arrays; None for NumPy's, and for a type that is none of arrays."""
     if issubclass(kind, np.ndarray | np.generic) or not hasattr(kind, "__dlpack__"):
         return None
     return _framework_named(package_of(kind))
@@ -358,7 +358,7 @@ def _framework_of(kind: type[Any]) -> Framework | None:
 def framework(name: str, x: Any) -> Framework:
     """The framework of an array; `name` is the argument's, for the error.
 
-    Raises `UsageError` for what is no array on a GPU, and `Unavailable` without CuPy or a GPU.
+    Raises `UsageError` for anything but an array on a GPU, and `Unavailable` without CuPy or a GPU.
     """
     try:
         found = _framework_of(cast(type[Any], type(x)))
@@ -390,7 +390,7 @@ def read(given: Mapping[str, Any]) -> Read | None:
 
 
 def checked(given: Mapping[str, Any]) -> Read:
-    """The same for a call's first time. Raises `UsageError` for what isn't in GPU memory, or not all of one kind, and
+    """The same for a call's first time. Raises `UsageError` for arrays that aren't in GPU memory, or not all of one kind, and
     `Unavailable` without CuPy or a GPU."""
     found = {name: x for name, x in given.items() if x is not None}
     of = framework_of(found)

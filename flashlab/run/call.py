@@ -46,8 +46,8 @@ def attention(
     head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same
     kind. `mask` is bool or uint8 `(len_q, len_kv)`, True where a key is visible, for all batches and heads, beside `causal`
     and `window`; or uint8 with a bit for each pair, one row of pairs behind the other, the lowest bit first (FlashInfer's packed
-    masks). Of a ragged batch only the pairs of a sequence with itself count: bits have no others, and each sequence's begin with
-    a byte. `block_mask` says it instead by lists of blocks of `block_size` queries and keys: `fl.block_mask` makes them of
+    masks). In a ragged batch only pairs within a sequence count. Bits have no others, and those of each sequence begin with a new
+    byte. `block_mask` says it instead by lists of blocks of `block_size` queries and keys: `fl.block_mask` makes them of
     torch's BlockMask, or of indptr and indices. A kernel's tile has to divide a block. `flash2` and `flash3` take them. On a GPU
     they aren't checked for NaN. `tile=None` is the default for GPU, head dim and dtype.
 

@@ -22,7 +22,7 @@ def is_auto(algorithm: Any) -> bool:
 
 
 def check(algorithm: str | Program, operation: Operation) -> None:
-    """Raises `UsageError` for what is neither "auto" nor an algorithm of the operation."""
+    """Raises `UsageError` for anything but "auto" and the algorithms of the operation."""
     if _ranked(operation) if is_auto(algorithm) else catalogue.get(algorithm).operation is operation:
         return
     names = list(catalogue.of(operation))

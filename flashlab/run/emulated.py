@@ -346,7 +346,7 @@ def _fill(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> None:
 
 
 def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:
-    """The descriptor of an input that is copied in boxes of so many rows and 128 bytes, as `flashlab.run.tma` has them."""
+    """The descriptor of an input that is copied in boxes of `rows` rows and 128 bytes, as `flashlab.run.tma` makes it."""
     extents = abi.boxed_shape(spec, problem)[::-1]
     if 0 in extents:
         return UNUSED

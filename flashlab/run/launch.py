@@ -151,7 +151,7 @@ class Launcher:
 
 
 class _Packed:
-    """The arguments of the launches as the driver takes them: a pointer to each, in memory in which only the places change.
+    """The arguments of the launches as the driver takes them: a pointer to each, in memory where only the addresses change.
 
     The driver copies them when a kernel is queued. So the next call may change them at once.
     """

@@ -392,7 +392,7 @@ def _handed(given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[s
 
 
 def _required(operation: Operation, problem: Problem) -> set[str]:
-    """What a call of a plan needs: the operation's required inputs, and those that the plan's problem is said to have."""
+    """What a call of a plan needs: the operation's required inputs, and those that the plan's problem says it has."""
     return {x.name for x in operation.required} | {x.name for x in operation.taken(problem) if x.name in _POSED}
 
 

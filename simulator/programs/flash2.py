@@ -21,7 +21,7 @@ def flash2(
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32,
     natural logarithm. There is one block per row tile of Br queries. Its warps split the rows, so every warp reads all
-    of K_j and V_j. What a mask, a soft cap, ALiBi, dropout and sinks change of this is the `variant`.
+    of K_j and V_j. The `variant` is what masks, a soft cap, ALiBi, dropout and sinks change.
     """
     c = m.config
     out, lse = m.output("out"), m.output("lse")

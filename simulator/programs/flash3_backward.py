@@ -34,7 +34,7 @@ def warpgroups(tile: Tile) -> tuple[int, int]:
 
 
 def work_bytes(problem: Problem) -> int:
-    """Bytes that say which key tile is next, and which tiles of queries see it. In a ragged batch, also of which sequence."""
+    """Bytes that say which key tile is next, and which tiles of queries see it. In a ragged batch they also say its sequence."""
     return 32 if problem.lengths is not None else 16
 
 
@@ -44,7 +44,7 @@ def listeners(config: Config) -> int:
 
 
 def mbarriers(problem: Problem, *, in_turn: bool = False) -> int:
-    """Room for the mbarriers and for what is next, in float32 elements. They leave 16 bytes of their own room, but for turns."""
+    """Room for the mbarriers and for what is next, in float32 elements. Mbarriers leave 16 bytes of their room, but with turns none."""
     return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16) + 16 * in_turn
 
 

@@ -33,7 +33,7 @@ def shares(tile: Tile) -> int:
 
 
 def mbarriers(stages: int) -> int:
-    """Room for the mbarriers and for what is told, in float32 elements."""
+    """Room for the mbarriers, and for the next row tile's numbers, in float32 elements."""
     return MBARRIERS + 16 * (stages > 2)
 
 

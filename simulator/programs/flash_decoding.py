@@ -325,7 +325,7 @@ def decode(
     There is one unit of work per KV head, row tile and chunk of 4 Bc keys. On a GPU a block takes one after the other. Its warps
     split the keys, so each has a softmax of its own, and they join at the end. Other warps write what they have together. The
     one that comes last to a counter merges what the others have left in HBM. It then counts up itself, until the root is done.
-    `find` is how a block finds the keys of a tile. What a quantised cache, a soft cap and drafts change is the `variant`.
+    `find` is how a block finds the keys of a tile. The `variant` is what a quantised cache, a soft cap and drafts change.
     """
     c, w = m.config, m.config.warps
     s = Splits(problem, tile, dict(c.constants)["RUN"])

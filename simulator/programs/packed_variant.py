@@ -72,5 +72,5 @@ class PackedVariant:
         return self._scales.weigh(block, p, acc, base)
 
     def joined(self, factor: Registers, base: Registers) -> Registers:
-        """What a warp's outputs are multiplied with where warps join. From there on they are relative to no scale."""
+        """The factor of a warp's outputs where warps join. From there on they are relative to no scale."""
         return self._scales.joined(factor, base)

@@ -40,7 +40,7 @@ class CacheScales:
             self.of |= {name: m.paged(x, table) for name, x in self.of.items() if self.forms[name] == "token"}
 
     def reserve(self, block: Block) -> None:
-        """SRAM for what lies beside keys, values and queries on their way."""
+        """SRAM for scales that lie beside keys, values and queries."""
         for name, x in self.of.items():
             if self.forms[name] == "token":
                 block.alloc(x.name, self.tile.cols, copies=self.stages)
@@ -90,18 +90,18 @@ class CacheScales:
             self.held[name] = tile
 
     def first_base(self, block: Block) -> Registers:
-        """What a chunk's outputs are relative to before its first tile."""
+        """Before a chunk's first tile: the scale of V that its outputs are relative to."""
         return block.full(1, 1, LEAST) if self.forms["v"] == "token" else self.base
 
     def joined(self, factor: Registers, base: Registers) -> Registers:
-        """What a chunk's outputs are multiplied with where warps join: from here on they are relative to no scale of V."""
+        """The factor of a chunk's outputs where warps join. From there on they are relative to no scale of V."""
         return factor if self.forms["v"] is None else factor * base
 
     def weigh(
         self, block: Block, p: Registers, acc: Registers, base: Registers
     ) -> tuple[Registers, Registers, Registers]:
         """P with a column times its value's scale, relative to the largest so far. So float16 holds it, however small scales
-        are. What was summed up is made relative to the same."""
+        are. The sum so far is made relative to the same scale."""
         if self.forms["v"] != "token":
             return p, acc, base
         scales = block.to_registers(self.held["v"], "rows").T

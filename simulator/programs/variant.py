@@ -59,5 +59,5 @@ class Variant:
         return join_sink(block, of_head("sinks", self._m, block, self._warps), m_i, l_i, acc)
 
     def kept(self, l_i: Registers) -> Registers:
-        """What the accumulator is divided by: with dropout, as much of l as it keeps on average."""
+        """The divisor of the accumulator: l, or with dropout as much of l as it keeps on average."""
         return kept_sum(l_i, self._m.problem)
