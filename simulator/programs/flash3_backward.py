@@ -44,7 +44,7 @@ def listeners(config: Config) -> int:
 
 
 def mbarriers(problem: Problem, *, in_turn: bool = False) -> int:
-    """Room for the mbarriers and for what is next, in float32 elements. Mbarriers leave 16 bytes of their room, but with turns none."""
+    """Room for the mbarriers and for what is next, in float32 elements. Mbarriers leave 16 bytes of it, but none with turns."""
     return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16) + 16 * in_turn
 
 
