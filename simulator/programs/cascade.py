@@ -220,11 +220,6 @@ class Parts(NamedTuple):
         """The same for packed rows, of all requests `together` or of each."""
         return Parts(*(m.packed(x, together=together) for x in self))
 
-    def store(self, block: Block, part: int, found: tuple[Registers, Registers], rows: int) -> None:
-        """What the rows of a block have found, as their partial result of that number."""
-        for tensor, x in zip(self, found, strict=True):
-            block.store(tensor.at(parts=part), x, block.i, rows)
-
 
 def over_prefix(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, results: Parts, problem: Problem, tile: Tile, variant: Variant
@@ -243,9 +238,10 @@ def over_prefix(
         if uneven(problem) and not block.walk:
             continue
         mask = partial(block.mask, group=side.group, of=side.problem, aligned=side.aligned)
-        found = part_of_rows(block, q_i, q, k, v, problem, side.tile, variant.bend, mask)
+        acc, logsumexp = part_of_rows(block, q_i, q, k, v, problem, side.tile, variant.bend, mask)
         block.step("store_part")
-        to.store(block, block.j, found, side.tile.rows)
+        block.store(to.outputs.at(parts=block.j), acc, block.i, side.tile.rows)
+        block.store(to.lse.at(parts=block.j), logsumexp, block.i, side.tile.rows)
 
 
 def over_suffix(
@@ -256,7 +252,7 @@ def over_suffix(
     alone = {n: (some, own_splits(problem, tile, n, len(some))) for n, some in alike(problem).items()}
     own = {n: (some, each.tiles_of) for n, (some, each) in alone.items()}
     q, to, w = m.packed(q), results.packed(m, together=False), warps(side)
-    cols = max(1, parts_of(side))
+    first, cols = parts_of(prefix), max(1, parts_of(side))
     for block in m.launch("cascade_suffix", rows=side.row_tiles, cols=cols, walk=side.tiles_of, of=q, warps=w, own=own):
         q_i = reserve(block, q, k, v, side.tile)
         if problem.lengths is not None:
@@ -266,9 +262,10 @@ def over_suffix(
             continue
         _, of_request = alone[block.keys]
         mask = partial(block.mask, group=side.group, of=of_request.problem)
-        found = part_of_rows(block, q_i, q, k, v, problem, side.tile, variant.bend, mask)
+        acc, logsumexp = part_of_rows(block, q_i, q, k, v, problem, side.tile, variant.bend, mask)
         block.step("store_part")
-        to.store(block, parts_of(prefix) + block.j, found, side.tile.rows)
+        block.store(to.outputs.at(parts=first + block.j), acc, block.i, side.tile.rows)
+        block.store(to.lse.at(parts=first + block.j), logsumexp, block.i, side.tile.rows)
 
 
 def merge(

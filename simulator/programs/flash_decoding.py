@@ -377,10 +377,10 @@ def decode(
                 block.step("output")
                 p, acc, base = variant.weigh(block, p, acc, base)
                 acc = block.matmul(p.round(problem.operand_dtype), v_j, split=("rows", "rows"), acc=acc)
-            if block.walk:  # else the warps that merge know that there is nothing
+            if block.walk:  # without keys there is nothing to join
                 block.step("join")
                 block.put(room.maxima, m_i, copies=w)
-                m_i = block.get(room.maxima, "none")  # of all warps; each weighs with it what it has
+                m_i = block.get(room.maxima, "none")  # of all warps: each weighs its own results with it
                 factor = block.exp(m_i - m_i.finite())
                 block.put(room.sums, l_i * factor, copies=w)
                 block.put(room.outputs, acc * variant.joined(factor, base), copies=w)
