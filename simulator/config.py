@@ -28,11 +28,11 @@ class Config:
       warps multiply.
     - `persistent`: there is one block per SM, and it takes row tiles one after the other.
     - `dynamic`: after its first one, a persistent block draws each row tile from a counter that all blocks share.
-    - `told`: one thread of a block works out which tiles it takes, and where they lie, and tells all its other warps in SRAM.
-    - `walks`: how often a block goes through the lengths of all sequences, for K and V in pages or of a ragged batch.
-    - `sorted`: of requests in pages, blocks take row tiles of long ones first. For each, a warp looks at the lengths of the 32
-      requests around it.
-    - `fragment_rows`: of how many rows of Q a fragment of the tensor cores is. 8, where these are the columns of its products.
+    - `told`: one thread works out which tiles its block takes, and where they lie. It tells the block's other warps in SRAM.
+    - `walks`: how often a block goes through the lengths of all sequences, where K and V lie in pages or a batch is ragged.
+    - `sorted`: blocks take the row tiles of long requests first, where K and V lie in pages. For each tile a warp looks at the
+      lengths of the 32 requests around it.
+    - `fragment_rows`: how many rows of Q a fragment of the tensor cores has. It is 8 where rows of Q are columns of its products.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
     >>> import flashlab as fl
@@ -61,12 +61,12 @@ class Config:
 
     @property
     def page_box(self) -> int:
-        """How many rows of a page TMA brings in one box. 0: rows are copied one by one, or there are no pages."""
+        """How many rows of a page TMA brings in one box. 0: warps copy rows one by one, or there are no pages."""
         return dict(self.constants).get("PAGE_BOX", 0)
 
     @property
     def parts(self) -> int:
-        """In how many parts a backward pass takes the query heads of a group: a block has one key tile and one part."""
+        """How many parts a backward pass makes of the query heads of a group: a block has one key tile and one part."""
         return dict(self.constants).get("PARTS", 1)
 
     @property
@@ -76,7 +76,7 @@ class Config:
 
     @property
     def readers(self) -> int:
-        """How many read an operand that is not split: the warpgroups that multiply, or else the warps."""
+        """How many warpgroups or warps read an operand that is not split: the warpgroups that multiply, or else all warps."""
         return self.consumers or self.warps
 
     def grid(self, problem: Problem, device: Device, blocks: int) -> int:
@@ -91,7 +91,7 @@ class Config:
 
 
 def features(problem: Problem) -> tuple[tuple[str, int], ...]:
-    """The macros of what only some problems have: a kernel is compiled without the others."""
+    """The macros for what only some problems have. A kernel is compiled with those of its problem alone."""
     p = problem
     has = {
         "SOFT_CAP": p.soft_cap is not None,

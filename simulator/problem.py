@@ -128,7 +128,7 @@ class Problem:
     `(batch, kv_heads, len_kv, head_dim_v)`. What is left out (or None) follows: `kv_heads` the heads, `len_kv` the
     `len_q`, `head_dim_v` the `head_dim`, `scale` 1/sqrt(head_dim); fields read as what they come to. Masks are aligned
     bottom-right: `window=(left, right)` is inclusive around key `i + len_kv - len_q`, either side may be None, and `causal`
-    makes right 0. Problems are equal that ask for the same, however they were said.
+    makes right 0. Problems that ask for the same are equal, however they were said.
 
     A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
     slope * abs(i + len_kv - len_q - j) is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one

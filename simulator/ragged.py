@@ -1,31 +1,31 @@
-"""Ragged batches: what is counted of a launch whose rows are sequences of any lengths, one behind the other.
+"""Ragged batches: the counts of a launch whose rows are sequences of any lengths, one behind the other.
 
-It does with each sequence what it does with that sequence alone. Beside that, each block finds its own. The row tiles of a
-sequence begin at its first query, and only the offsets say where that is. So that no list of tiles is needed, each sequence has
-places for its tiles: place `first // rows + s` is that of the first tile of sequence s, whose first query is number `first`. The
-places suffice, and at most one of each sequence stays empty: that block ends at once.
+A launch does with each sequence what it does with that sequence alone. Beside that, each block finds its sequence. The row tiles
+of a sequence begin at its first query, and only the offsets say where that is. Each sequence has places for its tiles, so that no
+list of tiles is needed. Sequence s, whose first query is number `first`, has its first tile at place `first // rows + s`. There are
+enough places. At most one place of each sequence stays empty, and its block ends at once.
 
-A block goes by halves through offsets_q for the last sequence whose first place isn't behind its own (sequences.cuh). It then
-reads two numbers of offsets_kv, unless it has to know of no keys. Each warp that needs to know asks. Or one thread does, and
-tells the others (`Config.told`). One of a persistent block does so for one tile after the other, and says when none is left.
+A block searches offsets_q by halves. It looks for the last sequence whose first place isn't behind the block's own (sequences.cuh).
+It then reads two numbers of offsets_kv, unless it needs to know nothing about keys. Each warp that needs the answer searches. Or
+one thread searches, and tells the others (`Config.told`). A persistent block has a thread that does so for one tile after the
+other, and says when none is left.
 
-Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this. A block with a whole
-sequence knows which: it looks for none, and reads two numbers of offsets_q.
+In a backward pass, blocks have tiles of keys instead. Then keys and queries change places in all of this. A block that has a whole
+sequence knows which one: it searches for none, and reads two numbers of offsets_q.
 
-Or the first launch of a backward pass puts the key tiles of all sequences in one order, the longest first
-(`Config.ordered`, longest_first.cuh). A warp looks for the sequence of a place as above. Then it goes through all offsets,
-to count the tiles that come before. What it finds out takes 32 bytes of HBM. A block of the main launch reads them, and
-looks for nothing.
+The first launch of a backward pass may put the key tiles of all sequences in one order, the longest first (`Config.ordered`,
+longest_first.cuh). A warp searches for the sequence of a place as above. Then it goes through all offsets, to count the tiles that
+come before. It writes what it finds, 32 bytes, to HBM. A block of the main launch reads them, and searches for nothing.
 
-Where few queries meet many keys, sequences have as many queries each, and the grid doesn't know how many keys they have. A
-persistent block goes through offsets_kv, and deals the units of all sequences out as it goes (units.cuh). Whoever walks over the
-units does so (`Config.walks`), and reads two numbers of each sequence. Workspaces have room for as many sequences as long as the
-longest.
+Where few queries meet many keys, all sequences have the same number of queries, and the grid doesn't know how many keys they have.
+A persistent block goes through offsets_kv, and deals out the units of all sequences as it goes (units.cuh). `Config.walks` says how
+often its warps do so. Each time they read two numbers for each sequence. Workspaces have room as if all sequences were as long as
+the longest.
 
-Requests in pages are sequences, too, of a batch as large as they are many. They have lengths in place of offsets, and units are
-dealt out in the same way. Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at
-lengths, those of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill
-the block table.
+Requests in pages are sequences, too, and the batch counts them. They have lengths in place of offsets, and blocks deal out units
+in the same way. `Config.sorted` is another way: all requests have the same number of row tiles, and blocks draw tiles by number. A
+block then looks only at the lengths of the 32 requests that are sorted together (requests.cuh). Workspaces have room for requests
+that fill the block table.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ APART = ("len_q", "len_kv", "bit_bytes", "offsets", "sequences_of_lengths")
 
 
 class _Side(NamedTuple):
-    """What blocks have that lie along an axis: the tile's side, the heads, the first step, the offsets they go through, and
-    those of which they read two. A block with a whole sequence has no tile of it, and goes through none. One that has to know
-    of no keys reads none."""
+    """Blocks along an axis: the side of their tile, their heads, their first step, the offsets that they search, and the offsets
+    that they read two numbers of. A block that has a whole sequence has no tile, and searches nothing. A block that needs to know
+    nothing about keys reads none."""
 
     tile: str | None
     heads: str
@@ -62,7 +62,7 @@ class _Side(NamedTuple):
     read: str | None
 
     def asking(self, launch: LaunchCounts, config: Config) -> int:
-        """How many warps of a block ask for their sequence."""
+        """How many warps of a block search for their sequence."""
         if launch.shared or not (config.consumers and self.searched and self.read):
             return launch.warps
         return 1 if config.told else 4 * config.consumers + 1
@@ -83,7 +83,7 @@ _SIDES = {
 
 
 def places(problem: Problem, rows: int, along: str = "len_q") -> Array:
-    """How many places each sequence has for its row tiles of `rows` queries, or for its tiles of so many keys.
+    """How many places each sequence has for its row tiles of `rows` queries, or along "len_kv" for its tiles of `rows` keys.
 
     >>> p = Problem(batch=1, heads=1, lengths=[100, 28, 0, 65], head_dim=8, dtype="float16")
     >>> places(p, 64)  # they begin at the queries 0, 100, 128 and 128
@@ -95,7 +95,7 @@ def places(problem: Problem, rows: int, along: str = "len_q") -> Array:
 
 
 def halvings(sequences: int) -> Array:
-    """How many offsets a block looks at until it has found its sequence, for each of so many."""
+    """How many offsets a block looks at until it has found its sequence, for each of `sequences`."""
     wanted = np.arange(sequences, dtype=np.int64)
     low, high, n = np.zeros_like(wanted), np.full_like(wanted, sequences), np.zeros_like(wanted)
     while (searching := high - low > 1).any():
@@ -105,11 +105,11 @@ def halvings(sequences: int) -> Array:
 
 
 def evaluated(problem: Problem, operation: Operation, config: Config, count: Callable[[Problem], Counts]) -> Counts:
-    """The counts of a problem, where `count` has those of a plain one, or of one sequence. A plain problem is just counted."""
+    """The counts of a problem. `count` counts a plain problem, or one sequence. A plain problem is just counted."""
     if not problem.apart:
         return count(problem)
     once = {sequence: count(sequence) for sequence in problem.different}
-    if any(launch.boxes for part in once.values() for launch in part.launches):  # which lie where their sequence does
+    if any(launch.boxes for part in once.values() for launch in part.launches):  # boxes lie where their sequence does
         parts = [once[sequence] for sequence in problem.sequences]
         return joined(parts, [1] * len(parts), problem, operation, config, count)
     return joined(list(once.values()), list(problem.different.values()), problem, operation, config, count)
@@ -123,8 +123,8 @@ def joined(
     config: Config,
     count: Callable[[Problem], Counts],
 ) -> Counts:
-    """The counts of a ragged batch from those of its sequences, each of which is there so many `times`. `count` has those of
-    another sequence. Where parts have boxes, they are all sequences in their order."""
+    """The counts of a ragged batch. `parts` are those of its sequences, and `times` says how often each of them occurs. `count`
+    counts another sequence. Where parts have boxes, they are all sequences in their order."""
     total, tile = summed(parts, problem, times), config.tile
     if problem.ragged and not config.walks:
         tensors = {name: _whole(spec, parts, times, problem, operation, tile) for name, spec in total.tensors.items()}
@@ -147,11 +147,11 @@ def joined(
 def _whole(
     spec: Spec, parts: Sequence[Counts], times: Sequence[int], problem: Problem, operation: Operation, tile: Tile
 ) -> Spec:
-    """An array of the whole batch. What the sequences have of a workspace lies one behind the other, too."""
+    """An array of the whole batch. In a workspace, too, the sequences' parts lie one behind the other."""
     if spec.role != "workspace":
         return operation.operand(spec.name, problem).spec(problem, tile, spec.role)
     same = [part.tensors[spec.name] for part in parts]
-    if spec.flat:  # each row tile's place has room for what a row tile of any sequence has
+    if spec.flat:  # a place has room for the row tile of any sequence
         planes = zip(*(each.axes for each in same), strict=True)
         axes = tuple((axis[0][0], max(n for _, n in axis)) for axis in planes)
         most = max(1, *(part.problem.row_tiles(tile) for part in parts))
@@ -195,7 +195,7 @@ def _launch(
         return _dealt(replace(total, sram_peak=peak, distinct=distinct), index, p, parts[0].device, config)
     distinct = dict(total.distinct)
     for name, way in distinct:
-        if name in axes and axes[name].isdisjoint(APART):  # all sequences have it in common
+        if name in axes and axes[name].isdisjoint(APART):  # all sequences share it
             distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
     side, ledger = _SIDES[total.along], dict(total.ledger)
     if config.ordered and total.along == "len_kv":
@@ -217,7 +217,7 @@ def _launch(
     if config.ordered and total.along == "delta":
         _put_in_order(ledger, distinct, step, places(p, config.tile.cols, "len_kv"))
     for entry, n in total.ledger.items():
-        if entry.tensor == WORK:  # of each tile, and that none is left; or of a place
+        if entry.tensor == WORK:  # for each tile or place, and once that no tile is left
             told = total.blocks + config.grid(p, parts[0].device, blocks) if config.persistent else blocks
             ledger[entry] = n // total.blocks * told
         if entry.tensor == "drawn" and config.dynamic:  # an empty place, too
@@ -233,7 +233,8 @@ def _launch(
 
 
 def _put_in_order(ledger: dict[Entry, int], distinct: dict[tuple[str, str], int], step: str, room: Array) -> None:
-    """What the first launch does where it puts the key tiles of sequences with so many places in an order."""
+    """The bytes of the first launch where it puts the key tiles of all sequences in an order. `room` is how many places each
+    sequence has."""
     places, ends = int(room.sum()), len(room) + 1
     searched = int((room * halvings(len(room))).sum())
     read = {"offsets_q": 2 * places * ends, "offsets_kv": searched + 2 * places * len(room)}
@@ -245,8 +246,8 @@ def _put_in_order(ledger: dict[Entry, int], distinct: dict[tuple[str, str], int]
 
 
 def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, config: Config) -> LaunchCounts:
-    """A launch whose persistent blocks deal out the units of all requests. Blocks of a further launch have a request each, whose
-    length every warp looks up to merge."""
+    """A launch whose persistent blocks deal out the units of all requests. In a further launch each block has one request, and
+    every warp looks up its length before it merges."""
     ledger, distinct, requests = dict(total.ledger), dict(total.distinct), problem.padded.batch
     name, each = ("offsets_kv", 2 * _NUMBER) if problem.ragged else ("seq_lens", _NUMBER)
     if total.blocks:
@@ -260,13 +261,13 @@ def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, co
         ledger[entry] = read
         distinct[name, "read"] = _NUMBER * (requests + problem.ragged)
         for entry, n in total.ledger.items():
-            if entry.tensor == WORK and config.persistent:  # of each row tile, and that none is left
+            if entry.tensor == WORK and config.persistent:  # for each row tile, and once that none is left
                 ledger[entry] = n // total.blocks * (total.blocks + blocks)
     return replace(total, ledger=ledger, distinct=distinct, walk=None)
 
 
 def sorted_together(requests: int) -> list[int]:
-    """How many requests, one behind the other, are sorted by their lengths together: 32, but the first ones may be fewer.
+    """How many neighbouring requests are sorted together by their lengths: 32, or fewer at the beginning.
 
     >>> sorted_together(70)
     [6, 32, 32]
@@ -275,7 +276,7 @@ def sorted_together(requests: int) -> list[int]:
 
 
 def _across(total: LaunchCounts, problem: Problem) -> LaunchCounts:
-    """A launch whose blocks have rows of any sequences: all move what their rows need, and compute alike."""
+    """A launch whose blocks have rows of any sequences. Each moves what its rows need, and all compute alike."""
     p = problem
     heads, rows = (p.kv_heads, p.len_kv) if total.along == "len_kv" else (p.heads, p.len_q)
     blocks = p.batch * heads * -(-rows // total.across)

@@ -1,11 +1,11 @@
-"""Few rows of blocks in place of all: how one's own program is counted where its blocks walk over many tiles.
+"""A few rows of blocks stand for all. So one's own program is counted quickly where its blocks walk over many tiles.
 
-Under a mask each row of blocks walks over other tiles, so that all of them together take as many steps as the square of the
-length. But from row to row a walk changes by the same number of tiles, and so does what it costs, but where the mask begins to
-cut otherwise. So of rows whose walks change alike a few are run. A polynomial of degree 2 through the first three must say, to
-the byte, what all others cost that are run: the next one, two in the middle and the last two. Then it stands for all between.
-Where it doesn't, the rows are parted: every second one (a program may do something every other time), or the first half. At
-last each row is run.
+Under a mask each row of blocks walks over tiles of its own. All rows together then take a number of steps that grows with the
+square of the length. But from row to row a walk changes by the same number of tiles, until the mask begins to cut in another way.
+The cost changes with it. So rows whose walks change alike form a part, and a few rows of it are run. A polynomial of degree 2 goes
+through the first three. It must tell, to the byte, the costs of the others that are run: the fourth row, two in the middle and the
+last two. Then it stands for all rows between. If it fails, the part is cut in two: into every second row (a program may do
+something every other time), or into halves. In the end each row is run.
 
 That is no proof for a program that treats one row in the middle unlike its neighbours. So `LaunchCounts.inferred` says how many
 rows were not run, and `shape_run` runs all.
@@ -22,8 +22,8 @@ import numpy as np
 from simulator.problem import Walk
 
 MOST_STEPS = 1 << 15
-"""The most tiles that all walks have together for which each row is run."""
-_FEW = 12  # so many rows are run rather than looked at
+"""Up to so many tiles in all walks together, each row is run."""
+_FEW = 12  # a part of at most 12 rows is run, row by row
 _LONGEST_PERIOD = 16
 _PARTINGS = 4  # a program may do something every 2nd or 4th time
 
@@ -31,7 +31,7 @@ Intervals = tuple[tuple[int, int], ...]
 
 
 class Cost(NamedTuple):
-    """What a row of blocks costs: numbers that add up, the most bytes in SRAM, and which rows of what it reaches."""
+    """The cost of a row of blocks: numbers that add up, the most bytes in SRAM, and the rows of each array that it reaches."""
 
     sums: Mapping[Hashable, int]
     peak: int
@@ -48,7 +48,7 @@ class Cost(NamedTuple):
         return {**{("sum", key): n for key, n in self.sums.items()}, "peak": self.peak, **ends}
 
     def shape(self) -> dict[Hashable, int]:
-        """How many intervals it reaches of what."""
+        """How many intervals of each array it reaches."""
         return {what: len(intervals) for what, intervals in self.reached.items()}
 
 
@@ -56,7 +56,7 @@ Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Representatives:
-    """Which rows of a launch are run, and what all cost together. `wanted` is asked until it wants no more.
+    """Which rows of a launch are run, and what all rows cost together. Callers ask `wanted` until it returns no more rows.
 
     >>> walks = [(range(i + 1),) for i in range(1000)]
     >>> chosen = Representatives(walks, period=1)
@@ -85,7 +85,7 @@ class Representatives:
         return []
 
     def ran(self, row: int, cost: Cost) -> None:
-        """What a row costs."""
+        """Note what a row costs."""
         self._known[row] = cost
 
     @property
@@ -96,7 +96,7 @@ class Representatives:
         )
 
     def sums(self) -> dict[Hashable, int]:
-        """The numbers that add up, of all rows together."""
+        """For all rows together, the numbers that add up."""
         total = defaultdict[Hashable, int](int)
         for row in self._alone:
             for key, n in self._known[row].sums.items():
@@ -114,7 +114,7 @@ class Representatives:
         return max((cost.peak for cost in self._known.values()), default=0)
 
     def reached(self) -> dict[Hashable, Intervals]:
-        """Which rows of what are reached, as intervals without overlap."""
+        """The rows of each array that are reached, as intervals without overlap."""
         ends = defaultdict[Hashable, list[Numbers]](list)
         for row in self._alone:
             for what, intervals in self._known[row].reached.items():
@@ -128,7 +128,7 @@ class Representatives:
         return {what: united(np.concatenate(found, axis=1)) for what, found in ends.items()}
 
     def _settle(self, part: range, partings: int) -> None:
-        """Take a part whose points are known as alike, or part it."""
+        """Let a few rows stand for a part, if their costs fit. Else cut it in two."""
         if all(row in self._known for row in part):
             self._alone += part
         elif self._fits(part, _points(len(part))):
@@ -164,19 +164,19 @@ class Representatives:
 
 
 def _points(n: int) -> list[int]:
-    """Which of n rows are run."""
+    """The rows of a part of n that are run."""
     return list(range(n)) if n <= _FEW else sorted({0, 1, 2, 3, n // 3, n // 2 + 1, n - 2, n - 1})
 
 
 def _alike(walks: Sequence[tuple[Walk, ...]], period: int) -> Iterator[range]:
-    """Parts of the rows, where from one row of a part to the next each walk changes by the same."""
+    """Parts of the rows. From one row of a part to the next, each walk changes by the same number of tiles."""
     x = np.array([[n for walk in row for n in (walk.start, walk.stop, walk.step)] for row in walks], np.int64)  # pyright: ignore
     last = x.max(axis=1, initial=0)
     edge = last == last.max(initial=0)  # it may be ragged
     edge[0] = edge[-1] = True
 
     def borders(lag: int) -> Numbers:
-        """Where rows begin whose walks differ otherwise from those `lag` rows before."""
+        """Where a part ends: the difference from the walks `lag` rows before begins to be another one."""
         label = np.column_stack([x[lag:] - x[:-lag], edge[lag:]])
         return lag + 1 + np.flatnonzero((label[1:] != label[:-1]).any(axis=1))
 
@@ -191,7 +191,7 @@ def _alike(walks: Sequence[tuple[Walk, ...]], period: int) -> Iterator[range]:
 
 
 def united(ends: Numbers) -> Intervals:
-    """Intervals, their beginnings and their ends, as intervals without overlap."""
+    """Intervals without overlap that cover the same as `ends`, which has the intervals' beginnings and their ends."""
     low, high = ends[:, np.argsort(ends[0])]
     furthest = np.maximum.accumulate(high)
     begins = np.flatnonzero(np.concatenate([[True], low[1:] > furthest[:-1]]))

@@ -97,7 +97,7 @@ def box_rows(kernel: Kernel, counts: Counts) -> dict[str, int]:
 
 
 def boxed_shape(spec: Spec, problem: Problem) -> tuple[int, int, int, int]:
-    """(batch, heads, rows, columns) of an array that is loaded in boxes. Of what lies in pages, each page is a batch of its own."""
+    """(batch, heads, rows, columns) of an array that is loaded in boxes. In pages, each page counts as a batch."""
     if problem.page_size is not None and spec.name in ("k", "v", "latent"):
         return spec.rows // problem.page_size, spec.heads, problem.page_size, spec.cols
     return problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
@@ -144,7 +144,7 @@ def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
 
 
 def shape_struct(problem: Problem, group: int) -> Any:
-    """`struct Shape`, as a NumPy scalar. What a problem has none of is passed as 0."""
+    """`struct Shape`, as a NumPy scalar. A length that a problem doesn't have is passed as 0."""
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (problem.left, problem.right))
     sequences = len(problem.spans) if problem.ragged else 0
     own = {"left": left, "right": right, "group": group, "sequences": sequences, "longest": problem.padded.len_kv}

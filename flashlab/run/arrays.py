@@ -1,4 +1,4 @@
-"""Arrays of CuPy, torch, JAX and whoever speaks DLPack, as a kernel sees them: a pointer, a shape, strides, a stream.
+"""Arrays of CuPy, torch, JAX and any library that speaks DLPack, as a kernel sees them: a pointer, a shape, strides, a stream.
 
 With `flashlab.base.host`, which reads and makes arrays on the CPU, this is the one door for arrays. Nothing here imports a
 framework before an array of it turns up. CuPy, which allocates and copies, is imported late.
@@ -109,8 +109,8 @@ class View(NamedTuple):
 
 
 Read = tuple[Mapping[str, Any], list[Any], list[int]]
-"""Arrays by name as a framework's `view` takes them, what is to be known of them but pointers, and the pointers. The first thing
-to be known is the framework."""
+"""Arrays by name as a framework's `view` takes them, what a call needs to know of them beside pointers, and the pointers. The
+framework comes first among what it needs to know."""
 
 Allocate = Callable[[int], tuple[int, Any]]
 """Bytes of GPU memory, uninitialised: a pointer, and what holds it."""
@@ -129,7 +129,7 @@ def from_the_pool(nbytes: int) -> tuple[int, Any]:
 
 
 def unread(nbytes: int, device: int) -> Any:
-    """Memory of the current `device` for what a kernel writes and nobody reads: all calls share it, on whatever stream."""
+    """Memory of the current `device` for what a kernel writes and no code reads: all calls share it, on any stream."""
     key = device, max(0, nbytes - 1).bit_length()
     if key not in _unread:
         _unread.setdefault(key, cupy().cuda.alloc(1 << key[1]))
@@ -349,7 +349,7 @@ def _framework_named(root: str) -> Framework:
 
 @functools.lru_cache(maxsize=256)
 def _framework_of(kind: type[Any]) -> Framework | None:
-    """The framework of a type of arrays; None for NumPy's, and for what is none."""
+    """The framework of a type of arrays; None for NumPy's, and for a type that is none of arrays."""
     if issubclass(kind, np.ndarray | np.generic) or not hasattr(kind, "__dlpack__"):
         return None
     return _framework_named(package_of(kind))
@@ -358,7 +358,7 @@ def _framework_of(kind: type[Any]) -> Framework | None:
 def framework(name: str, x: Any) -> Framework:
     """The framework of an array; `name` is the argument's, for the error.
 
-    Raises `UsageError` for what is no array on a GPU, and `Unavailable` without CuPy or a GPU.
+    Raises `UsageError` for anything but an array on a GPU, and `Unavailable` without CuPy or a GPU.
     """
     try:
         found = _framework_of(cast(type[Any], type(x)))
@@ -382,7 +382,7 @@ def framework_of(given: Mapping[str, Any]) -> Framework:
 
 
 def read(given: Mapping[str, Any]) -> Read | None:
-    """What `Framework.read` says of a warm call's arrays. None where one may have to be refused, which `checked` does."""
+    """What `Framework.read` says of a warm call's arrays. It is None where `checked` may have to refuse one."""
     try:
         return _framework_of(next(iter(given.values())).__class__).read(given)  # pyright: ignore[reportOptionalMemberAccess]
     except _NOT_READ:
@@ -390,7 +390,7 @@ def read(given: Mapping[str, Any]) -> Read | None:
 
 
 def checked(given: Mapping[str, Any]) -> Read:
-    """The same for a call's first time. Raises `UsageError` for what isn't in GPU memory, or not all of one kind, and
+    """The same for a call's first time. Raises `UsageError` for arrays that aren't in GPU memory, or not all of one kind, and
     `Unavailable` without CuPy or a GPU."""
     found = {name: x for name, x in given.items() if x is not None}
     of = framework_of(found)
@@ -523,7 +523,7 @@ class _Addresses:
 
 
 def _addresses(view: View) -> np.ndarray[Any, Any]:
-    """A NumPy array at a view's addresses, for NumPy to compare; nobody may read it."""
+    """A NumPy array at a view's addresses, for NumPy to compare. Its elements may not be read."""
     typestr = f"<u{WIDTH[view.dtype]}"
     return np.asarray(_Addresses({
         "data": (view.pointer, True), "shape": view.shape, "strides": view.strides, "typestr": typestr, "version": 3,

@@ -91,7 +91,7 @@ def attention(
 
 
 def check_tensors(**named: Any) -> None:
-    """Raises `UsageError` for what is no torch tensor, or one whose numbers don't lie in strides."""
+    """Raises `UsageError` for anything but a torch tensor whose numbers lie in strides."""
     for name, x in named.items():
         if not isinstance(x, torch.Tensor):
             raise UsageError(name, type(x).__name__, "a torch tensor")
@@ -101,7 +101,7 @@ def check_tensors(**named: Any) -> None:
 
 
 def check_axes(accepted: str, **named: Any) -> None:
-    """Raises `UsageError` for what is no torch tensor with as many axes as the text `accepted` says."""
+    """Raises `UsageError` for anything but a torch tensor. The text `accepted` says how many axes it has."""
     check_tensors(**named)
     for name, x in named.items():
         if len(x.shape) != accepted.count(",") + 1:
@@ -117,7 +117,7 @@ def integers(name: str, x: Any, accepted: str) -> list[int]:
 
 
 def offsets(cu_seqlens_q: Any, cu_seqlens_k: Any, rows_q: int, rows_k: int) -> list[list[int]]:
-    """Where sequences begin and the last one ends in so many rows of q, and in those of k. Raises `UsageError`."""
+    """Where sequences begin, and where the last one ends: in the rows of q, and in those of k. Raises `UsageError`."""
     found: list[list[int]] = []
     for side, given, rows in (("q", cu_seqlens_q, rows_q), ("k", cu_seqlens_k, rows_k)):
         name = f"cu_seqlens_{side}"
@@ -208,7 +208,7 @@ def _forward(
 
 
 def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: bool) -> None:
-    """Raises `UsageError` where no backward pass takes the problem, or a gradient of what it has none for is wanted."""
+    """Raises `UsageError` if no backward pass takes the problem, or has the gradient that is wanted."""
     row = catalogue.get(one_order("auto", BACKWARD) if deterministic else elsewhere("auto", BACKWARD))
     for name, x in given.items():
         known = any(FIELDS[feature].operand == name for feature in row.support.masks)

@@ -62,4 +62,4 @@ def attention_backward(
         BACKWARD, given, masks, algorithm=algorithm, one_order=deterministic, tile=tile, backend=backend, device=device, seed=seed,
         offset=offset,
     )  # fmt: skip
-    return dq, dk, dv, *[x.sum(0) for x in dsinks]  # of which the kernel has those of each batch by themselves
+    return dq, dk, dv, *[x.sum(0) for x in dsinks]  # the kernel writes one for each batch

@@ -34,36 +34,36 @@ def attention(
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, head_dim)`, strided or not, float32, float16
     or bfloat16. Returns `out` like q; with `lse=True` `(out, lse)`, the LSE float32 `(batch, heads, len_q)`, natural
     logarithm. `flash3_fp8` takes float8_e4m3fn (of CuPy, which has no such dtype, arrays of uint8) and returns bfloat16;
-    `scales` are what its operands are to be multiplied with, contiguous arrays of the same kind (None: 1). Its LSE is that of
+    `scales` multiply its operands. They are contiguous arrays of the same kind (None: 1). Its LSE is that of
     the rounded weights; with `exact_lse=True` it is that of the weights before they are rounded.
 
     `lengths=[100, (1, 300)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys, or as many
-    of both), one behind the other: each query sees keys of its own sequence. They are numbers of Python's, which the plan is
-    made for: what `cu_seqlens` holds is made of them. `flash2` and `flash3` take them, and `flash_decoding` if
+    of both), one behind the other: each query sees keys of its own sequence. They are Python's numbers, and the plan is
+    made for them. A kernel's `cu_seqlens` follow from them. `flash2` and `flash3` take them, and `flash_decoding` if
     all sequences have as many queries.
 
     `causal` is aligned bottom-right, `window=(left, right)` inclusive; `soft_cap` bounds the scores. `sinks`, a logit per
     head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same
     kind. `mask` is bool or uint8 `(len_q, len_kv)`, True where a key is visible, for all batches and heads, beside `causal`
     and `window`; or uint8 with a bit for each pair, one row of pairs behind the other, the lowest bit first (FlashInfer's packed
-    masks). Of a ragged batch only the pairs of a sequence with itself count: bits have no others, and each sequence's begin with
-    a byte. `block_mask` says it instead by lists of blocks of `block_size` queries and keys: `fl.block_mask` makes them of
+    masks). In a ragged batch only pairs within a sequence count. Bits have no others, and those of each sequence begin with a new
+    byte. `block_mask` says it instead by lists of blocks of `block_size` queries and keys: `fl.block_mask` makes them of
     torch's BlockMask, or of indptr and indices. A kernel's tile has to divide a block. `flash2` and `flash3` take them. On a GPU
-    nobody looks for NaN in them. `tile=None` is the default for GPU, head dim and dtype.
+    they aren't checked for NaN. `tile=None` is the default for GPU, head dim and dtype.
 
     With `block_table`, int32 `(batch, pages)`, K and V lie in pools of pages, `(pages, kv_heads, page_size, head_dim)`: key n of
     request b is row `n % page_size` of page `block_table[b, n // page_size]`. A pool `(pages, page_size, kv_heads, head_dim)`
     goes in as `pool.swapaxes(1, 2)`, and isn't copied. `seq_lens`, int32 `(batch,)`, says how many keys each request has; the
     kernel reads it, so a captured graph follows it. Left out, they are those of `lengths`, or the table is full. The algorithm is
-    `paged`, or on Hopper `flash3_paged`, which "auto" takes where requests have many queries. On a GPU nobody looks at the numbers
-    of pages: one that isn't there is read all the same.
+    `paged`, or on Hopper `flash3_paged`, which "auto" takes where requests have many queries. On a GPU the numbers of pages
+    aren't checked: a page that isn't there is read all the same.
 
     Beside a `block_table`, `draft_mask` says which of its drafts a query sees: the last `len_q` keys of each request, up to 32.
     It has a word of 32 bits for each query, contiguous uint32 or int32 `(batch, len_q)`, whose bit j shows the j-th draft.
     Earlier keys are visible, but for what `causal` and `window` hide. The algorithm is `paged`.
 
     k and v may be quantised, float8_e4m3fn (of CuPy uint8) or int8 beside q of 16 bits: `fl.quantize_cache` makes them.
-    `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, from
+    `k_scale` and `v_scale` multiply them (None: 1). They are contiguous float32 arrays of the same kind, from
     0 to 1e30: `(1,)`, `(kv_heads,)`, `(batch, kv_heads, len_kv)` with a scale for each key, of K also
     `(kv_heads, head_dim)`. In pages a key's scale lies like the key, `(pages, kv_heads, page_size)`. The algorithm is
     `flash_decoding`, or `paged`.

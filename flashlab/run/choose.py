@@ -17,12 +17,12 @@ __all__ = ["check", "chosen", "elsewhere", "fastest", "is_auto", "one_order"]
 
 
 def is_auto(algorithm: Any) -> bool:
-    """An array in the wrong place compares element by element: whoever looks the name up refuses it."""
+    """Is it "auto"? An array in the wrong place would compare element by element. The look-up of the name refuses it later."""
     return isinstance(algorithm, str) and algorithm == "auto"
 
 
 def check(algorithm: str | Program, operation: Operation) -> None:
-    """Raises `UsageError` for what is neither "auto" nor an algorithm of the operation."""
+    """Raises `UsageError` for anything but "auto" and the algorithms of the operation."""
     if _ranked(operation) if is_auto(algorithm) else catalogue.get(algorithm).operation is operation:
         return
     names = list(catalogue.of(operation))
@@ -73,7 +73,7 @@ def _ranked(operation: Operation, one_order: bool = False) -> list[Algorithm]:
 def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool = False) -> str | Program:
     """The algorithm itself; for "auto" the one that takes most problems, on any device.
 
-    With `one_order` it is one of those of which each run gives the same bits.
+    With `one_order` it is one that gives the same bits in each run.
     """
     return _ranked(operation, one_order)[-1].name if is_auto(algorithm) else algorithm
 

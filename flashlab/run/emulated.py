@@ -48,7 +48,7 @@ class Emulation:
     """What an algorithm's `kernels` did: `outputs` by name, the `launches` beside the formula's `counts`.
 
     `unwritten`: bytes of the outputs that no thread wrote, by tensor; of a launch that a finding stopped neither these nor
-    its bytes are judged. `left` are workspaces that were to be zeros again, a line each.
+    its bytes are judged. `left` names workspaces that should be zeros again and aren't, a line each.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
@@ -346,7 +346,7 @@ def _fill(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> None:
 
 
 def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:
-    """The descriptor of an input that is copied in boxes of so many rows and 128 bytes, as `flashlab.run.tma` has them."""
+    """The descriptor of an input that is copied in boxes of `rows` rows and 128 bytes, as `flashlab.run.tma` makes it."""
     extents = abi.boxed_shape(spec, problem)[::-1]
     if 0 in extents:
         return UNUSED

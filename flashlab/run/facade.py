@@ -30,7 +30,7 @@ __all__ = ["called"]
 
 _MASKS = frozenset(MASKS)
 _SCALES = {f"scales.{name}": f"{name}_scale" for name in "qkv"}
-"""What `scales` are called in an error, and the operands that they are."""
+"""The name of each scale in an error, and its operand."""
 _PAGES = ("seq_lens", "draft_mask")
 """What an operation has only where keys lie in pages, if at all."""
 _MOST_KEPT = 4096  # calls with all that was decided for them
@@ -96,7 +96,7 @@ def called(
 
 
 def _found(key: tuple[Any, ...]) -> Ready | None:
-    """What is kept for a call; None also where nothing can be, as with a list for a tile."""
+    """What is kept for a call. It is None, too, where nothing can be kept: a tile may be a list, say."""
     try:
         return _warm.get(key)
     except TypeError:

@@ -38,7 +38,7 @@ def launch(
     path: Path, entry: str, blocks: int, values: Mapping[str, Any], arena: Arena, dtypes: Mapping[str, str], *,
     time_limit: float = 0,
 ) -> Launched:  # fmt: skip
-    """Launch so many programs of a module's function. `values` has its arguments by name; those in `dtypes` are pointers to
+    """Launch `blocks` programs of a module's function. `values` has its arguments by name; those in `dtypes` are pointers to
     buffers of the arena. A launch that still runs after `time_limit` seconds of processor time (0: no limit) is stopped, which
     is a finding.
 
@@ -67,7 +67,7 @@ def launch(
 
 
 class _Pointer:
-    """A pointer, in the protocol in which the interpreter takes a tensor of torch's that lies on the CPU."""
+    """A pointer that looks to the interpreter like a torch tensor on the CPU."""
 
     def __init__(self, address: int, dtype: str) -> None:
         self.address, self.dtype = address, dtype
@@ -95,7 +95,7 @@ class _Pointer:
 
 
 class _Watch:
-    """What a launch does, as the interpreter's builder is asked for it."""
+    """The interpreter's builder: it sees what a launch does."""
 
     def __init__(self, path: Path, arena: Arena, time_limit: float) -> None:
         self.limit, self.end = time_limit, time.thread_time() + (time_limit or math.inf)
@@ -229,7 +229,7 @@ class _Watch:
         return int(self.builder.grid_idx[0])
 
     def _find(self, kind: str, message: str, name: str, offsets: Any, width: int) -> None:
-        """Note a misuse of so many elements: once for a kind and a line."""
+        """Note a misuse of some elements: once per kind and line."""
         if not len(offsets):
             return
         lines, offset, buffer = self._lines(), int(offsets[0]), self.arena.buffers.get(name)

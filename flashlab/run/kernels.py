@@ -76,7 +76,7 @@ def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None
 
 
 def _device() -> int:
-    """The number of the current device, of which this thread then has a context."""
+    """The number of the current device. This thread then has a context of it."""
     enter(cuda := cupy().cuda)
     return cuda.runtime.getDevice()
 

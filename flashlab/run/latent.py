@@ -25,14 +25,14 @@ def mla(
 
     q `(batch, heads, len_q, 576)` are queries that have absorbed the heads' key matrices. latent `(batch, 1, len_kv, 576)` has one
     row per token for all heads: the row is the key, and its first 512 numbers are the value. Both are float16 or bfloat16. Returns
-    `out` `(batch, heads, len_q, 512)`, which the heads' value matrices are still to be applied to; with `lse=True` `(out, lse)`.
+    `out` `(batch, heads, len_q, 512)`; with `lse=True` `(out, lse)`. The caller still applies the heads' value matrices to `out`.
     `out=` is written in place.
 
     `scale=None` is 1/sqrt(192), that of a head before absorption (128 numbers, and 64 of RoPE). `causal` is aligned bottom-right:
     with it, several new tokens are `len_q` queries. `soft_cap` and `sinks` are as in `fl.attention`.
 
     `lengths=[(1, 4000), (1, 28000)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys), one
-    behind the other, as in `fl.attention`. They have as many queries each.
+    behind the other, as in `fl.attention`. All have the same number of queries.
 
     With `block_table`, int32 `(batch, pages)`, latent is a pool of pages, `(pages, 1, page_size, 576)`. `seq_lens`, int32
     `(batch,)`, says how many tokens each request has. Both are as in `fl.attention`. A pool `(pages, page_size, 1, 576)` goes in as

@@ -44,7 +44,7 @@ class Launch:
     boxes: Mapping[str, int]
 
     def by(self, driver: Any) -> Callable[[int, int, int], None]:
-        """The driver's call, to be told a stream, where the pointers to the arguments lie, and 0."""
+        """The driver's call. It takes a stream, the address of the pointers to the arguments, and 0."""
         (blocks,), (threads,) = self.grid, self.block
         # the driver's own: CuPy's looks at the arguments' types, which takes as long as all the rest
         return functools.partial(driver.launchKernel, self.kernel.kernel.ptr, blocks, 1, 1, threads, 1, 1, self.sram)
@@ -94,8 +94,7 @@ class Zeros:
 
 
 class Launcher:
-    """The launches of a plan on tensors whose strides are known: what is left is to allocate the workspaces, and to queue the
-    kernels.
+    """The launches of a plan on tensors whose strides are known. `launch` allocates the workspaces, and queues the kernels.
 
     `given` has the names and strides of the arrays that callers bring, in the order in which `launch` is told their pointers.
     What callers leave out lies where the plan has it. The other tensors are workspaces.
@@ -152,7 +151,7 @@ class Launcher:
 
 
 class _Packed:
-    """The arguments of the launches as the driver takes them: a pointer to each, in memory in which only the places change.
+    """The arguments of the launches as the driver takes them: a pointer to each, in memory where only the addresses change.
 
     The driver copies them when a kernel is queued. So the next call may change them at once.
     """

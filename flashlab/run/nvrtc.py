@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 OPTIONS = ("-std=c++17",)
-"""What every kernel is compiled with, by whomever: the launcher on a GPU adds the same."""
+"""The options of every compilation. The launcher on a GPU adds the same."""
 
 _REPORT = ("--ptxas-options=-v", "--ptxas-options=-warn-spills")
 _INSTALL = "pip install 'cuda-bindings==12.9.*' 'nvidia-cuda-nvrtc-cu12==12.9.*' 'nvidia-cuda-runtime-cu12==12.9.*'"

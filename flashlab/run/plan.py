@@ -27,16 +27,17 @@ from simulator.support import MOST_BLOCKS
 __all__ = ["EmulatorPlan", "Plan", "Ready", "SimulatorPlan", "gpu_plan", "plan"]
 
 _POSED = ("sinks", "alibi_slopes", "mask", "block_mask", "draft_mask", "dlse")
-"""Inputs whose default would be another problem's answer. That of the others says something: scales of 1, full tables."""
+"""Inputs that a problem with them must be given: their defaults would answer another problem. Other defaults have a meaning:
+scales are 1, and tables are full."""
 _MOST_KEPT = 256  # layouts of a call's arrays for which a plan keeps what it decided
-_MOST_PLACES = 4096  # sets of pointers of which this is kept, too
+_MOST_PLACES = 4096  # sets of pointers for which a plan keeps the same
 
 
 class Plan:
     """All of a call but its arrays, for the GPU that is current when it is made. `run` calls.
 
     `counts` are what a call moves, to the byte; `device` is the GPU's model. `workspace` is how many bytes a call allocates
-    beside the outputs that it returns. (An LSE that nobody asked for is written to memory that all calls share.) Arrays that
+    beside the outputs that it returns. (An LSE that wasn't asked for goes to memory that all calls share.) Arrays that
     the kernels can't take as they lie go through padded buffers, as large as `counts.tensors` says.
 
     Making a plan compiles and loads all that a call launches. A call then allocates and launches, and does nothing else, so
@@ -105,7 +106,7 @@ class Plan:
     def launch(self, views: Mapping[str, View], *, first: int = 0, allocate: Allocate = from_the_pool) -> None:
         """Launches the kernels from number `first` on, on CuPy's current device and stream, on inputs and outputs by name.
 
-        All must be such as `fits` says. Inputs left out have their defaults, and outputs left out are written where nobody reads.
+        All must fit, as `fits` says. Inputs left out have their defaults. Outputs left out go to memory that no code reads.
         """
         enter(cuda := cupy().cuda)
         pointers = [view.pointer for view in views.values()]
@@ -154,7 +155,7 @@ class Plan:
         return ready.run(found[2], handed)
 
     def _first(self, handed: Mapping[str, Any], found: Read | None) -> tuple[Read, Ready]:
-        """What a call needs whose arrays don't lie as those of an earlier one did."""
+        """What a call needs if its arrays don't lie as those of an earlier call did."""
         named = {name: x for name, x in handed.items() if x is not None}
         if not self._required <= named.keys() <= self._known:
             inputs = {name: x for name, x in named.items() if name not in self.returned}
@@ -391,7 +392,7 @@ def _handed(given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[s
 
 
 def _required(operation: Operation, problem: Problem) -> set[str]:
-    """What a call of a plan needs: the operation's required inputs, and those that the plan's problem is said to have."""
+    """What a call of a plan needs: the operation's required inputs, and those that the plan's problem says it has."""
     return {x.name for x in operation.required} | {x.name for x in operation.taken(problem) if x.name in _POSED}
 
 
@@ -418,7 +419,7 @@ def _constant(content: bytes, dtype: np.dtype[Any], device: int) -> Any:
 
 
 def keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Puts a value into a dictionary of at most so many: the oldest gives way."""
+    """Puts a value into a dictionary of limited size: the oldest value gives way."""
     if len(kept) >= most:
         kept.pop(next(iter(kept)), None)
     kept[key] = value

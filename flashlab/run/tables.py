@@ -20,8 +20,9 @@ _MOST = 2**31 - 1  # that int32 holds
 def block_table(
     indptr: Any, indices: Any, last_page_len: Any, *, page_size: int, pages: int | None = None
 ) -> dict[str, Any]:
-    """`block_table` and `seq_lens`, as `fl.attention` and `fl.mla` take them, of FlashInfer's three arrays, of whose framework
-    they are.
+    """`block_table` and `seq_lens`, as `fl.attention` and `fl.mla` take them, from FlashInfer's three arrays.
+
+    They are arrays of the same framework.
 
     `indices[indptr[b]:indptr[b + 1]]` are the pages of request b, and `last_page_len[b]` says how many keys the last of them has:
     1 to `page_size`. A request without pages has no keys. `indices` may have more entries than the requests have pages. `pages` is

@@ -32,7 +32,7 @@ _SCRATCH = (None, None)  # pointers behind a kernel's own parameters: ours need 
 @dataclass(frozen=True)
 class Compiled:
     """A kernel, compiled: a cubin, and the PTX that it was assembled from. A launch passes what `arguments` name, in order
-    (None: NULL), to blocks of so many `warps` with so many bytes of `sram`."""
+    (None: NULL). A block has `warps` warps, and `sram` bytes of shared memory."""
 
     cubin: bytes
     ptx: bytes

@@ -11,7 +11,7 @@ from simulator.programs.flash2_backward_deterministic import flash2_backward_det
 from simulator.time.schedules import flash2_backward_deterministic as schedule
 
 _MAIN = {
-    "draw": "Draw the next key tile of the KV head (or of a sequence there) from a counter. Whoever has a lower number has begun.",
+    "draw": "Draw the next key tile of the KV head (or of a sequence there) from a counter. Blocks with lower numbers have begun.",
     **unordered.ABOUT["flash2_backward"],
     "dq": "dS K belongs to dQ of these queries. Wait until the key tiles before have added theirs, add this one, and count up.",
 }

@@ -55,7 +55,7 @@ ABOUT = {
     },
     "flash3_backward": {
         **unordered.ABOUT["flash3_backward"],
-        "load_kv": "Draw the next key tile: whoever has a lower number has begun. TMA brings its keys and their values.",
+        "load_kv": "Draw the next key tile: blocks with lower numbers have begun. TMA brings its keys and their values.",
         "dq": "dS K belongs to dQ of these queries. Wait for the key tiles before. The first one writes its part, others add "
         "theirs, and the last one adds its part to what it reads, and writes dQ.",
     },

@@ -145,7 +145,7 @@ ABOUT = {
         "the warps that merge, and is added up.",
         "merge_run": "Merge the chunks of this run two by two, as they come. Each pair is weighed by its maxima.",
         "store_partial": "Write what this run has to HBM, where the block that comes last will find it.",
-        "arrive": "Count up, by an atomic. Whoever isn't the last one is done, and the last one sets the counter back to 0.",
+        "arrive": "Count up, by an atomic. A warp that isn't the last one is done, and the last one sets the counter back to 0.",
         "merge": "Read the partial results of up to 32 siblings, and merge them two by two.",
         "store_o": "A sink joins here, once. Divide by ℓ, and write the finished rows of the output to HBM.",
         "store_lse": "Write each row's log-sum-exp to HBM.",

@@ -18,7 +18,7 @@ def read_state(m: Machine, block: Block, warps: int) -> None:
 def dropped(
     m: Machine, block: Block, p: Registers, i: Rows, j: Rows, cols: int | None = None, *, member: int | None = None
 ) -> Registers:
-    """P with 0 for what is dropped. What is kept is still to be multiplied with 256 / kept."""
+    """P with 0 for what is dropped. The factor 256 / kept of what is kept comes later."""
     return block.drop(p, i, j, cols, member=member) if m.problem.dropout else p
 
 
@@ -29,15 +29,15 @@ def drop_loaded(m: Machine, block: Block, p: SramTile, i: Rows, j: Rows, cols: i
 
 
 def of_kept(factor: float, problem: Problem) -> float:
-    """A factor of sums, once more for those of which only what is kept was added up."""
+    """A factor for sums of what is kept: it makes up for what was dropped."""
     return factor * 256 / problem.kept
 
 
 def of_kept_sum(x: Registers, problem: Problem) -> Registers:
-    """Such sums themselves."""
+    """Sums of what is kept, times that factor."""
     return x * of_kept(1.0, problem) if problem.dropout else x
 
 
 def kept_sum(row_sum: Registers, problem: Problem) -> Registers:
-    """Numbers of rows for which only what is kept is added up: a softmax's sum, by which it is divided, or D."""
+    """A number of each row (a softmax's sum, or D), less what dropout takes from it on average. It matches sums of what is kept."""
     return row_sum * (problem.kept / 256) if problem.dropout else row_sum

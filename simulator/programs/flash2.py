@@ -8,9 +8,7 @@ from math import inf
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.dropout import dropped, kept_sum, read_state
-from simulator.programs.mask import pack_mask
-from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
+from simulator.programs.variant import Variant
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -23,36 +21,31 @@ def flash2(
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32,
     natural logarithm. There is one block per row tile of Br queries. Its warps split the rows, so every warp reads all
-    of K_j and V_j.
+    of K_j and V_j. The `variant` is what masks, a soft cap, ALiBi, dropout and sinks change.
     """
     c = m.config
     out, lse = m.output("out"), m.output("lse")
-    packed = pack_mask(m, tile)
-    visible = packed.walk if packed else partial(problem.tiles_of_row, tile=tile)
+    variant = Variant(m, tile, warps=c.warps)
+    visible = variant.walk or partial(problem.tiles_of_row, tile=tile)
     for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=c.warps, readers=c.readers, walk=visible):
         i = block.i
         block.step("load_q")
         q_i: SramTile | Registers = block.load(q, i, tile.rows)
         if c.q_in_registers:
             q_i = block.to_registers(q_i)
-        slope = of_head("alibi_slopes", m, block, c.warps)
-        read_state(m, block, c.warps)
-        if packed:
-            packed.begin(block, c.warps)
+        variant.begin(block)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages)
-            if packed:
-                packed.visit(block, j, c.warps)
+            variant.visit(block, j)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
-            s = soft_cap(block, s, problem)
+            s = variant.bend(block, s, j)
             block.step("mask")
-            s = alibi(block, s, slope, j)
-            s = packed.hide(block, s, j) if packed else block.mask(s, i, j)
+            s = variant.mask(block, s, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())
             p = block.exp(s - m_new.finite())
@@ -64,11 +57,11 @@ def flash2(
             block.step("load_v")
             v_j = block.load(v, j, tile.cols, stages=c.stages)
             block.step("output")
-            p = dropped(m, block, p, i, j)
+            p = variant.drop(block, p, j)
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
-        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, c.warps), m_i, l_i, acc)
-        acc = acc / kept_sum(l_i, problem).nonzero()
+        m_i, l_i, acc = variant.finish(block, m_i, l_i, acc)
+        acc = acc / variant.kept(l_i).nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")
         block.store(out, acc, i, tile.rows)

@@ -25,7 +25,7 @@ SINK_ROWS = 256
 
 
 def warp_grid(problem: Problem, tile: Tile) -> tuple[int, int]:
-    """The warps form a grid: so many along the keys of a tile, and so many across, along its queries and the head dim.
+    """The warps form a grid: how many lie along the keys of a tile, and how many along its queries and the head dim.
 
     For dQ those along the keys take its rows instead. Two across halve the registers that dK and dV take.
     """
@@ -46,7 +46,7 @@ def prepare(
 ) -> HbmTensor:
     """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
-    Sets `dq_sum` to 0, if atomics will add to it. A block has so many `rows`: those of a tile, as the sums lie in tiles.
+    Sets `dq_sum` to 0, if atomics will add to it. A block has `rows` rows: those of a tile, as the sums lie in tiles.
     Each may `begin` something more, which may depend on what it walks over.
     """
     delta, covered = m.workspace("delta", 1, vector=True), dq_sum or out
@@ -66,7 +66,7 @@ def prepare(
 
 
 def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem, rows: int) -> None:
-    """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`, as in `prepare`."""
+    """dQ is scale times the sum, rounded to the storage dtype. A block has `rows` rows, as in `prepare`."""
     for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, along="convert_dq"):
         block.step("convert_dq")
         total = block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem)
@@ -81,7 +81,7 @@ def sink_gradient(name: str, m: Machine, lse: HbmTensor, delta: HbmTensor, probl
     for block in m.launch(f"{name}_sinks", warps=1, along="sequences_of_lengths"):
         block.step("dsinks")
         total = block.full(SINK_ROWS, 1, 0.0)
-        sink = of_head("sinks", m, block, 1) if problem.len_q else block.full(1, 1, -inf)  # without rows nobody asks
+        sink = of_head("sinks", m, block, 1) if problem.len_q else block.full(1, 1, -inf)  # without rows it isn't read
         assert sink is not None
         for i in range(-(-problem.len_q // SINK_ROWS)):
             p_i = block.exp(sink - block.fetch(lse, i, SINK_ROWS, fill=inf).finite())
@@ -114,7 +114,7 @@ def flash2_backward(
 
 
 class Turns:
-    """The order in which blocks add to dQ. Here there is none: whoever comes first."""
+    """The order in which blocks add to dQ. Here there is none: each adds as soon as it can."""
 
     def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
         """The counters that it needs."""

@@ -16,7 +16,7 @@ from simulator.tensors import HbmTensor
 
 
 class InTurn(unordered.Turns):
-    """In the order of key tiles. A counter per query tile, at its first row, says whose turn it is."""
+    """Blocks add in the order of their key tiles. A counter per query tile, at its first row, says which one is next."""
 
     ZEROS: ClassVar = True
     """Are the counters zeros before and after, or does the first launch set them?"""
@@ -29,7 +29,7 @@ class InTurn(unordered.Turns):
         return reversed(walk)
 
     def add(self, block: Block, dq_sum: HbmTensor, part: Registers, i: int, rows: int, head: int) -> None:
-        """Wait until as many have added as there are key tiles before this one, add, and let the next one."""
+        """Wait until all key tiles before this one have added, add, and count up for the next one."""
         block.fetch(self.turns.head(head), i, 1)
         super().add(block, dq_sum, part, i, rows, head)
         block.arrive(self.turns.head(head), i)

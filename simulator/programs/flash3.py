@@ -9,9 +9,7 @@ from simulator.block import Block
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.dropout import dropped, kept_sum, read_state
-from simulator.programs.mask import pack_mask
-from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
+from simulator.programs.variant import Variant
 from simulator.tensors import HbmTensor
 
 PANEL = 64
@@ -32,6 +30,13 @@ def draw(block: Block, drawn: HbmTensor | None, warps: int) -> None:
         block.tell("number", warps)
 
 
+def reserve(block: Block, rings: tuple[HbmTensor, HbmTensor], tile: Tile, stages: int, mbarriers: int) -> None:
+    """SRAM for the rings of K and V, and for `mbarriers`, in float32 elements."""
+    for ring in rings:
+        block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=stages, panel=PANEL)
+    block.alloc("mbarriers", mbarriers)
+
+
 def backwards(problem: Problem, tile: Tile, i: int) -> range:
     """The walk of row tile i: the key tiles that the mask leaves, from the last to the first."""
     return problem.tiles_of_row(i, tile)[::-1]
@@ -50,34 +55,27 @@ def attend(
     c, ragged = m.config, problem.lengths is not None
     out, lse = m.output("out"), m.output("lse")
     drawn = counter(m)
-    packed = pack_mask(m, tile, backwards=True)
-    visible = packed.walk if packed else partial(backwards, problem, tile)
+    variant = Variant(m, tile, warps=4 * c.consumers, loaders=1, backwards=True)
+    visible = variant.walk or partial(backwards, problem, tile)
     for block in m.launch(name, rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
-        for ring in (k, v):
-            block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
-        block.alloc("mbarriers", MBARRIERS)
+        reserve(block, (k, v), tile, c.stages, MBARRIERS)
         draw(block, drawn, 4 * c.consumers)
         q_i = block.load(q, i, tile.rows, panel=PANEL, clear=ragged)
-        slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
-        read_state(m, block, 4 * c.consumers)
-        if packed:
-            packed.begin(block, 1 + 4 * c.consumers)
+        variant.begin(block)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
-            if packed:
-                packed.visit(block, j, 1 + 4 * c.consumers)
+            variant.visit(block, j)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
-            s = soft_cap(block, s, problem)
+            s = variant.bend(block, s, j)
             block.step("mask")
-            s = alibi(block, s, slope, j)
-            s = packed.hide(block, s, j) if packed else block.mask(s, i, j)
+            s = variant.mask(block, s, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())
             p = block.exp(s - m_new.finite())
@@ -89,11 +87,11 @@ def attend(
             block.step("load_v")
             v_j = block.load(v, j, tile.cols, stages=c.stages, panel=PANEL, clear=ragged)
             block.step("output")
-            p = dropped(m, block, p, i, j)
+            p = variant.drop(block, p, j)
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
-        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 4 * c.consumers), m_i, l_i, acc)
-        acc = acc / kept_sum(l_i, problem).nonzero()
+        m_i, l_i, acc = variant.finish(block, m_i, l_i, acc)
+        acc = acc / variant.kept(l_i).nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")
         block.store(out, acc, i, tile.rows)

@@ -23,18 +23,18 @@ KEYS = 64
 PART_ROWS = 16
 """Rows per block of the launch that adds up parts."""
 ROUNDS = 8
-"""In so many rounds of blocks, about, the end is a part of the launch that counts."""
+"""Where blocks run in about so many rounds or fewer, a launch's end is a part of it that counts."""
 
 
 def warpgroups(tile: Tile) -> tuple[int, int]:
-    """The warpgroups form a grid over a tile of dQ: so many along its rows, 64 each, and so many across its columns."""
+    """The warpgroups form a grid over a tile of dQ: how many lie along its rows, 64 each, and how many across its columns."""
     all_of_them = max(1, tile.cols // KEYS)
     above = max(1, min(all_of_them, tile.rows // 64))
     return above, all_of_them // above
 
 
 def work_bytes(problem: Problem) -> int:
-    """Bytes that say which key tile is next, and which tiles of queries see it. In a ragged batch, also of which sequence."""
+    """Bytes that say which key tile is next, and which tiles of queries see it. In a ragged batch they also say its sequence."""
     return 32 if problem.lengths is not None else 16
 
 
@@ -44,7 +44,7 @@ def listeners(config: Config) -> int:
 
 
 def mbarriers(problem: Problem, *, in_turn: bool = False) -> int:
-    """Room for the mbarriers and for what is next, in float32 elements. They leave 16 bytes of their own room, but for turns."""
+    """Room for the mbarriers and for what is next, in float32 elements. Mbarriers leave 16 bytes of it, but none with turns."""
     return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16) + 16 * in_turn
 
 

@@ -95,7 +95,7 @@ def flash3_backward_deterministic(
     """`flash3_backward`, in which blocks wait for their turns to add to dQ. All shapes are the same.
 
     A counter per query tile, at its first row, says which key tile adds to its dQ next. Blocks draw their key tiles from
-    another counter, so they wait only for blocks that have begun. The first key tile writes its part of the sum, so nobody sets
-    it to 0. The last one reads the sum, adds its part and writes dQ, so no launch rounds the sums.
+    another counter, so they wait only for blocks that have begun. The first key tile writes its part of the sum, so it needs no
+    zeros. The last one reads the sum, adds its part and writes dQ, so no launch rounds the sums.
     """
     return unordered.backward("flash3_backward", m, q, k, v, out, lse, dout, problem, tile, order=InTurn)

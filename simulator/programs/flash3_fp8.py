@@ -18,7 +18,7 @@ KEYS = 128
 ONES = 8
 """Rows of ones behind each tile of transposed V. The tensor cores take no fewer."""
 LARGEST_P = 32.0
-"""What P, at most 1, is multiplied by: e4m3 reaches from 2^-9 to 448, and the kernel's m may lag behind the maximum."""
+"""The factor of P, which is at most 1: e4m3 reaches from 2^-9 to 448, and the kernel's m may lag behind the maximum."""
 
 
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:

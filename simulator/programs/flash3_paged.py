@@ -2,7 +2,7 @@
 
 `paged` has a few rows per tile, because decoding reads much and computes little. A prefill, or some hundred tokens that are
 appended to a long context, computes as much as attention in training does. So the tiles and the warpgroups that multiply are those
-of `flash3`. Of pages whose keys fill a tile, or a tile them, TMA brings boxes. From others four warps copy keys row by row.
+of `flash3`. If a page fills whole tiles, or a tile whole pages, TMA brings boxes. From other pages four warps copy keys row by row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from simulator.machine import Machine
 from simulator.operations.paged import PAGED
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.flash3 import MBARRIERS, PANEL, backwards
-from simulator.programs.scores import join_sink, of_head, soft_cap
+from simulator.programs.flash3 import MBARRIERS, PANEL, backwards, counter, reserve
+from simulator.programs.variant import Variant
 from simulator.tensors import HbmTensor
 
 COPIERS = 4
@@ -28,12 +28,12 @@ TOLD = 16
 
 
 def shares(tile: Tile) -> int:
-    """Into how many parts the keys of a tile are split: each of two warps has one or two, of up to 32 keys, a lane for each."""
+    """How many parts a tile's keys are split into. Each of two warps has one part or two, of up to 32 keys, a lane for each."""
     return 2 if tile.cols <= 64 else 4
 
 
 def mbarriers(stages: int) -> int:
-    """Room for the mbarriers and for what is told, in float32 elements."""
+    """Room for the mbarriers, and for the next row tile's numbers, in float32 elements."""
     return MBARRIERS + 16 * (stages > 2)
 
 
@@ -56,16 +56,14 @@ def flash3_paged(
     """
     c, out, lse = m.config, m.output("out"), m.output("lse")
     k, v = m.paged(k, block_table), m.paged(v, block_table)
-    drawn = m.workspace("drawn", 1, "int32", rows=1, vector=True, shared=True, zeros=True) if c.dynamic else None
+    drawn, variant = counter(m), Variant(m, tile, warps=4 * c.consumers)
     visible = partial(backwards, problem, tile)
     rows, box = problem.row_tiles(tile), c.page_box
     panel = PANEL if box else None
     for block in m.launch("flash3_paged", rows=rows, warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
-        for ring in (k, v):
-            block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
-        block.alloc("mbarriers", mbarriers(c.stages))
+        reserve(block, (k, v), tile, c.stages, mbarriers(c.stages))
         if drawn:
             block.arrive(drawn, 0)
         block.tell(WORK, listeners(c), TOLD)
@@ -75,11 +73,11 @@ def flash3_paged(
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
-            block.look_up(k, j, tile.cols, shares(tile), box=box)
+            block.look_up(k, j, tile.cols, shares(tile), box=box)  # the pages of these keys, in the block table
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=panel)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
-            s = soft_cap(block, s, problem)
+            s = variant.bend(block, s, j)
             block.step("mask")
             s = block.mask(s, i, j)
             block.step("softmax")
@@ -96,7 +94,7 @@ def flash3_paged(
             block.step("output")
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
-        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 4 * c.consumers), m_i, l_i, acc)
+        m_i, l_i, acc = variant.finish(block, m_i, l_i, acc)
         acc = acc / l_i.nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")

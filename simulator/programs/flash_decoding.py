@@ -1,14 +1,14 @@
 """Flash-Decoding: few queries against many keys. Chunks of keys run in parallel, and a tree merges their partial results.
 
-All query heads that share a KV head, and all queries, are rows of one tile, so K and V are read once for all of them. A chunk
-begins at a multiple of its own size, whatever the batch, the grid or the other sequences are. Chunks are merged two by two, by
-their numbers. That is one binary tree, of which every fifth level goes through HBM: a node there has up to 32 children. So a result
-is the same bit for bit, whoever computes what, and when.
+All queries of all heads that share a KV head are rows of one tile, so K and V are read once for all of them. A chunk begins at a
+multiple of its own size, whatever the batch, the grid or the other sequences are. Chunks are merged two by two, by their numbers.
+That is one binary tree. Every fifth level of it goes through HBM, where a node has up to 32 children. So a result is the same bit
+for bit, whichever block computes a part of it, and whenever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from math import inf
 from typing import NamedTuple
@@ -21,21 +21,20 @@ from simulator.errors import UsageError
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.drafts import Drafts
-from simulator.programs.quantized import CacheScales
-from simulator.programs.scores import join_sink, of_packed_heads, soft_cap
+from simulator.programs.packed_variant import PackedVariant
+from simulator.programs.scores import join_sink, of_packed_heads
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
 TILES_PER_CHUNK = 4
 CHILDREN = 32
-"""The most children of a node in HBM: a block merges those two by two. It is a power of two, so that all is one binary tree."""
+"""The most children of a node in HBM. A block merges them two by two. 32 is a power of two, so all merges are one binary tree."""
 
 
 MOST_ROW_TILES = 1 << 22
-"""The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
+"""The most row tiles of a head. Each tile's splits are worked out by themselves, which takes seconds for so many."""
 MOST_KEYS = 1 << 62
-"""Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
+"""All row tiles together have fewer keys than this: sums of them have 64 bits."""
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
 AT_A_TIME = 4096
@@ -56,8 +55,9 @@ class Node(NamedTuple):
 
 
 class Splits:
-    """How a problem is split: which chunks each row tile sees, and where the nodes of the tree over them lie. A chunk has
-    `chunk` tiles.
+    """How a problem is split: which chunks each row tile sees, and where the nodes of the tree over them lie.
+
+    A chunk has `chunk` tiles. A run has `run` chunks, which one block computes.
 
     >>> p = Problem(batch=1, heads=4, kv_heads=1, len_q=1, len_kv=1000, head_dim=64, dtype="float16", window=(500, 0))
     >>> s = Splits(p, Tile(16, 64), run=2)
@@ -86,7 +86,7 @@ class Splits:
         return range(keys.start // self.tile.cols, -(-keys.stop // self.tile.cols)) if keys else range(0)
 
     def spans(self) -> Iterator[tuple[Array, Array, Array]]:
-        """The same for many row tiles at a time, as arrays: the rows inside, the first key tile, the one after the last."""
+        """For many row tiles at a time, arrays of their rows inside, of their first key tiles, and of the ones after the last."""
         p, rows, cols = self.problem, self.tile.rows, self.tile.cols
         for begin in range(0, self.row_tiles, AT_A_TIME):
             first = np.arange(begin, min(begin + AT_A_TIME, self.row_tiles), dtype=np.int64) * rows
@@ -99,7 +99,7 @@ class Splits:
             yield inside, np.where(seen, start // cols, 0), np.where(seen, -(-stop // cols), 0)
 
     def chunks(self, i: int) -> range:
-        """The chunks of which row tile i sees a key."""
+        """The chunks in which row tile i sees a key."""
         tiles = self.tiles(i)
         return range(tiles.start // self.chunk, -(-tiles.stop // self.chunk)) if tiles else range(0)
 
@@ -145,7 +145,7 @@ class Splits:
 
     @cached_property
     def room(self) -> list[int]:
-        """How many places the nodes of each level have, from the runs on. The level that has one node for sure has none."""
+        """How many places the nodes of each level have, from the runs on. The level that can have one node only has none."""
         room, n = list[int](), self.runs
         runs = -(-self.problem.len_kv // (self.chunk * self.tile.cols * self.run)) if n > 1 else 1
         while runs > 1:
@@ -174,14 +174,16 @@ class Splits:
 
 
 def told(problem: Problem) -> list[tuple[int, int]]:
-    """What a warp tells itself of a unit, in bytes, each with how often it reads them. To copy and to compute, it has to know row
-    tile, run, keys, and the KV head among those of all sequences. Where these lie one behind the other, it also has to know where
-    the keys begin, to copy them. Nothing is told where units follow from the grid."""
+    """What a warp tells itself about a unit: pairs of how often it reads something, and how many bytes that is.
+
+    To copy and to compute, a warp needs the row tile, the run, the keys, and the KV head among those of all sequences. In a ragged
+    batch it also needs to know where the keys begin, to copy them. Where units follow from the grid, it tells itself nothing.
+    """
     return [(2, 16), (1, 4)][: 1 + problem.ragged] if problem.apart else []
 
 
 def told_words(problem: Problem, stages: int) -> int:
-    """Words of SRAM in which a warp tells itself its next units: for each unit that it may be ahead."""
+    """Words of SRAM in which a warp tells itself its next units: room for each unit that it may be ahead."""
     ahead = 8 if stages <= 5 else 16
     return ahead * sum(nbytes for _, nbytes in told(problem)) // 4
 
@@ -198,7 +200,7 @@ def joined(block: Block, left: Part, right: Part) -> Part:
 
 
 def merged(block: Block, parts: dict[int, Part]) -> Part:
-    """Partial results by number in one: two by two, a number and the next one if the first is even."""
+    """Partial results by number, merged into one: two by two, each even number with the next one."""
     while len(parts) > 1:
         above = dict[int, Part]()
         for at, part in parts.items():
@@ -209,7 +211,7 @@ def merged(block: Block, parts: dict[int, Part]) -> Part:
 
 
 class Tree(NamedTuple):
-    """Where partial results lie in HBM, and the counters of the nodes, of which each of `warps` warps has its own."""
+    """Where partial results lie in HBM, and the counters of the nodes. Each of `warps` warps has its own counter at each node."""
 
     parts: tuple[HbmTensor, HbmTensor, HbmTensor]
     arrivals: HbmTensor
@@ -243,10 +245,10 @@ def climb(
     owners: int = 1,
     together: int = 1,
 ) -> None:
-    """What the run that ends with a chunk has, on its way up the tree: to HBM, or to the outputs if nobody else has a part.
+    """The partial result of the run that ends with `chunk` goes up the tree: to HBM, or to the outputs if there is no other part.
 
-    Each row of a run lies in `owners` warps, which have columns of it, and ask for the sinks of so many rows `together`. Where runs
-    are merged, a warp has a row.
+    Each row of a run lies in `owners` warps, which have some of its columns each. Each of them requests the sinks of `together`
+    rows at a time. Where runs are merged, one warp has a row.
     """
     rows, row_tile = s.tile.rows, int(np.min(block.i))
     for node in s.upward(row_tile, chunk):
@@ -274,69 +276,93 @@ def climb(
         block.store(m.packed(outputs[1]), m_i + block.log(l_i), block.i, rows)
 
 
+Find = Callable[[Block, int], None]
+"""`find(block, j)` is how the warps that fetch key tile j find out where it lies."""
+
+
+class Room(NamedTuple):
+    """SRAM of a block, for queries and where warps join: each has maxima, sums and outputs. `top` has the maxima of all."""
+
+    maxima: SramTile
+    sums: SramTile
+    outputs: SramTile
+    top: SramTile
+    q: SramTile
+
+    @classmethod
+    def of(cls, m: Machine, block: Block, q: HbmTensor, k: HbmTensor, v: HbmTensor, variant: PackedVariant) -> Room:
+        """Reserve it, and beside it the rings of K and V, what the variant needs, and what a warp tells itself."""
+        c, w, alloc = m.config, m.config.warps, partial(block.alloc, rows=m.tile.rows, fragment=FRAGMENT)
+        maxima, sums = (alloc(name, copies=w) for name in ("m_warps", "l_warps"))
+        outputs, top = alloc("o_warps", cols=v.cols, copies=w), alloc("m")
+        for x in (k, v):
+            block.alloc(x.name, m.tile.cols, x.cols, x.dtype, copies=c.stages)
+        q_i = alloc(q.name, cols=q.cols, dtype=q.dtype, copies=c.stages + 1)
+        variant.reserve(block)
+        if words := told_words(m.problem, c.stages):
+            block.alloc("units", words, dtype="int32", copies=w, fragment=4)  # words, which no tensor core reads
+        return cls(maxima, sums, outputs, top, q_i)
+
+
 @program
 def flash_decoding(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, ...]:
     """Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with its merge in the same launch: see `decode`."""
-    return decode(m, "flash_decoding", q, k, v, problem, tile)
+
+    def contiguous(block: Block, j: int) -> None:
+        """Rows of K and V lie one behind the other: there is nothing to look up."""
+
+    return decode(m, "flash_decoding", q, k, v, problem, tile, contiguous)
 
 
 def decode(
-    m: Machine, name: str, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+    m: Machine, name: str, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile, find: Find
 ) -> tuple[HbmTensor, ...]:
     """Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with its merge in the same launch.
 
     q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); lse (batch, heads, len_q) float32, natural logarithm.
-    There is one unit of work per KV head, row tile and chunk of 4 Bc keys; on a GPU a block takes one after the other. Its warps
+    There is one unit of work per KV head, row tile and chunk of 4 Bc keys. On a GPU a block takes one after the other. Its warps
     split the keys, so each has a softmax of its own, and they join at the end. Other warps write what they have together. The
-    one that comes last to a counter merges what the others have left in HBM, and counts up itself, until the root is done.
+    one that comes last to a counter merges what the others have left in HBM. It then counts up itself, until the root is done.
+    `find` is how a block finds the keys of a tile. The `variant` is what a quantised cache, a soft cap and drafts change.
     """
-    c, d, w, scales = m.config, v.cols, m.config.warps, CacheScales(m, k.table)
+    c, w = m.config, m.config.warps
     s = Splits(problem, tile, dict(c.constants)["RUN"])
-    drafts = Drafts(m, s.group)
+    variant = PackedVariant(m, s.group, k.table)
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
     tree = Tree.of(m, s, q, w)
     for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=2 * w, readers=w):
-        i, row_tile = block.i, int(np.min(block.i))  # one of those in lockstep, which see the same chunks
+        row_tile = int(np.min(block.i))  # one of those in lockstep, which see the same chunks
         chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()
         if not chunks:
             continue  # this row tile sees fewer runs
-        alloc = partial(block.alloc, rows=tile.rows, fragment=FRAGMENT)
-        m_warps, l_warps = (alloc(name, copies=w) for name in ("m_warps", "l_warps"))
-        o_warps, top = alloc("o_warps", cols=d, copies=w), alloc("m")
-        for x in (k, v):
-            block.alloc(x.name, tile.cols, x.cols, x.dtype, copies=c.stages)
-        q_i: SramTile | Registers = alloc(q.name, cols=q.cols, dtype=q.dtype, copies=c.stages + 1)
-        scales.reserve(block)
-        scales.begin(block)
-        if words := told_words(problem, c.stages):
-            block.alloc("units", words, dtype="int32", copies=w, fragment=4)  # words, which no tensor core reads
+        room = Room.of(m, block, q, k, v, variant)
+        q_i: SramTile | Registers = room.q
         if block.walk:
             block.step("load_q")
             for readers, nbytes in told(problem):
                 block.tell("units", readers, nbytes * w)  # by each warp to itself
-            q_i = block.load(q, i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
-            scales.fetch(block)
-            scales.find_factors(block, q_i)
+            q_i = block.load(q, block.i, tile.rows, stages=c.stages + 1, fragment=FRAGMENT)
+            variant.begin(block, q_i)
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
-            drafts.fetch(block)
-            q_i = scales.queries(block, q_i, now=True)
+            q_i = variant.keep(block, q_i)
+        scale, passes = variant.scale, variant.passes
         for chunk in chunks:
-            m_i = block.full(tile.rows, 1, -inf)
-            l_i = block.full(tile.rows, 1, 0.0)
-            acc, base = block.full(tile.rows, d, 0.0), scales.first_base(block)
+            m_i, l_i = block.full(tile.rows, 1, -inf), block.full(tile.rows, 1, 0.0)
+            acc, base = block.full(tile.rows, v.cols, 0.0), variant.first_base(block)
             for j in s.tiles_of(row_tile, chunk):
                 block.step("load_k")
-                block.look_up(k, j, tile.cols)  # where K lies in pages
+                find(block, j)
                 k_j = block.load(k, j, tile.cols, stages=c.stages)
-                scales.load(block, "k", j)
+                variant.load(block, "k", j)
                 block.step("scores")
-                x = soft_cap(block, scales.scores(block, q_i, k_j), problem)
+                x = block.matmul(variant.queries(block, q_i), k_j.T, split=("none", "rows"), scale=scale, passes=passes)
+                x = variant.bend(block, x)
                 block.step("mask")
-                x = drafts.hide(block, block.mask(x, i, j, group=s.group), j)
+                x = variant.mask(block, x, j)
                 block.step("softmax")
                 m_new = block.maximum(m_i, x.max())
                 p = block.exp(x - m_new.finite())
@@ -347,21 +373,19 @@ def decode(
                 m_i = m_new
                 block.step("load_v")
                 v_j = block.load(v, j, tile.cols, stages=c.stages)
-                scales.load(block, "v", j)
+                variant.load(block, "v", j)
                 block.step("output")
-                p, acc, base = scales.weigh(block, p, acc, base)
+                p, acc, base = variant.weigh(block, p, acc, base)
                 acc = block.matmul(p.round(problem.operand_dtype), v_j, split=("rows", "rows"), acc=acc)
-            found[chunk] = acc, m_i, l_i
-            if not block.walk:
-                continue  # those that merge have no need to be told
-            block.step("join")
-            block.put(m_warps, m_i, copies=w)
-            m_i = block.get(m_warps, "none")  # of all warps; each weighs with it what it has
-            factor = block.exp(m_i - m_i.finite())
-            for buffer, x in ((l_warps, l_i * factor), (o_warps, acc * scales.joined(factor, base))):
-                block.put(buffer, x, copies=w)
-            block.put(top, m_i)
-            m_i, l_i, acc = (block.get(buffer) for buffer in (top, l_warps, o_warps))
+            if block.walk:  # without keys there is nothing to join
+                block.step("join")
+                block.put(room.maxima, m_i, copies=w)
+                m_i = block.get(room.maxima, "none")  # of all warps: each weighs its own results with it
+                factor = block.exp(m_i - m_i.finite())
+                block.put(room.sums, l_i * factor, copies=w)
+                block.put(room.outputs, acc * variant.joined(factor, base), copies=w)
+                block.put(room.top, m_i)
+                m_i, l_i, acc = (block.get(buffer) for buffer in (room.top, room.sums, room.outputs))
             found[chunk] = acc, m_i, l_i
         block.step("merge_run")
         climb(m, block, s, tree, merged(block, found), chunks[-1], outputs)

@@ -30,7 +30,7 @@ def list_length(problem: Problem, tile: Tile) -> int:
 
 
 class PackedMask:
-    """What the launch `pack_mask` leaves in HBM, for the launch behind it.
+    """What the launch `pack_mask` leaves in HBM for the next launch.
 
     `bits` has a bit for each pair of each tile. `tiles` lists for each row tile the key tiles that it sees, ascending, as
     2 j + 1 where the bits are needed, and as 2 j where all pairs are visible. `walk(i)` is what the list of row tile i
@@ -94,9 +94,9 @@ class PackedMask:
         return [i * self._tile.rows // self._problem.block.rows for i in _row_tiles(block)]
 
     def _load_rows(self, block: Block, mask: HbmTensor, j: int) -> Registers:
-        """Key tile j of a mask that is read row by row: of each row the bytes of its booleans, or those that hold its bits.
+        """Key tile j of a mask that is read row by row: the bytes of a row's booleans, or those that hold its bits.
 
-        Of a mask of blocks it is the whole list of a row of blocks.
+        A mask of blocks is read as whole lists, each of a row of blocks.
         """
         p, (rows, cols), found = self._problem, self._tile, list[Array]()
         start, stop = j * cols, min((j + 1) * cols, p.len_kv)
@@ -150,7 +150,7 @@ def check_tile(problem: Problem, tile: Tile) -> None:
 
 
 def bytes_of_bits(first: Array, bits: int | Array) -> tuple[Array, Array]:
-    """The first byte in which some bits lie, and the one after the last. They begin with bit `first`, and are at least one."""
+    """The first byte that holds some of `bits` bits, and the byte after the last. Bit `first` is the first of at least one."""
     return first // 8, -(-(first + bits) // 8)
 
 
@@ -180,13 +180,13 @@ def _visits(block: Block) -> Visits:
 
 
 def chunks(seen: Visits) -> list[list[int]]:
-    """The key tiles around a walk, those together that a block packs at a time: 0 to 15, 16 to 31, and so on."""
+    """The key tiles around a walk, as a block packs them, some at a time: 0 to 15, 16 to 31, and so on."""
     numbers = dict.fromkeys(j // PACKERS for j in seen.around)
     return [[j for j in seen.around if j // PACKERS == number] for number in numbers]
 
 
 def entry(seen: Visits, j: int) -> int:
-    """What stands for key tile j in a list; -1 for one that is wholly hidden, which no list has."""
+    """The entry of key tile j in a list. It is -1 for a tile that is wholly hidden, which no list has."""
     return 2 * j + (j in seen.mixed) if j in seen.tiles else -1
 
 

@@ -27,8 +27,8 @@ def row_warps(tile: Tile) -> int:
 
 
 def splits(problem: Problem, tile: Tile) -> Splits:
-    """How a problem is split: into chunks of `CHUNK` keys unless callers say how many, and no runs, because a block has registers
-    for one output only."""
+    """How a problem is split: into chunks of `CHUNK` keys, or of as many as callers ask for. A run is one chunk: a block has no
+    registers for a second output."""
     return Splits(problem, tile, 1, max(1, (problem.chunk or CHUNK) // tile.cols))
 
 

@@ -168,7 +168,7 @@ def added_up(block: Block, parts: list[Part]) -> Part:
 def finish(
     block: Block, outputs: Sequence[HbmTensor], found: tuple[Registers, Registers, Registers], rows: int
 ) -> None:
-    """The output and the LSE of rows whose keys have all been seen: of their maximum, their sum and their output."""
+    """Write the output and the LSE of rows that have seen all their keys. `found` has their maximum, their sum and their output."""
     m_i, l_i, o = found
     block.step("store_o")
     block.store(outputs[0], o / l_i.nonzero(), block.i, rows)

@@ -7,11 +7,12 @@ pages, their size and their order.
 
 from __future__ import annotations
 
+from simulator.block import Block
 from simulator.machine import Machine
 from simulator.operations.paged import PAGED
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs import flash_decoding
+from simulator.programs.flash_decoding import decode
 from simulator.tensors import HbmTensor
 
 
@@ -23,7 +24,16 @@ def paged(
 
     q, out (batch, heads, len_q, d); k, v (pages, kv_heads, page_size, d); block_table (batch, pages of a request) int32; seq_lens
     (batch) int32; lse (batch, heads, len_q) float32. Each block goes through the lengths of all requests, so it knows which units
-    of work there are, and takes every n-th. The warp that fetches keys looks their pages up, some tiles ahead. With drafts,
-    draft_mask (batch, len_q) uint32 says which of the last len_q keys a query sees.
+    of work there are, and takes every n-th. With drafts, draft_mask (batch, len_q) uint32 says which of the last len_q keys a query
+    sees.
+
+    Key n of a request is row n % page_size of page block_table[request, n // page_size]. The warp that fetches a tile's keys looks
+    their pages up, some tiles ahead. Their values lie in the same pages.
     """
-    return flash_decoding.decode(m, "paged", q, m.paged(k, block_table), m.paged(v, block_table), problem, tile)
+    k, v = m.paged(k, block_table), m.paged(v, block_table)
+
+    def look_up(block: Block, j: int) -> None:
+        """HBM to registers: the entries of block_table for the keys of tile j."""
+        block.look_up(k, j, tile.cols)
+
+    return decode(m, "paged", q, k, v, problem, tile, look_up)

@@ -1,8 +1,8 @@
 """The scales of quantised K and V in a tile program for few queries (see `simulator.operations.caches`).
 
-One for all of K or for a head scales the scores, and one of V what the warps join. A key's own scales a column of S, or of P. A
-column's of K scales a column of Q. So the products are those of the elements, which float16 holds exactly. Queries are brought to
-float16 by a power of two each.
+A scale for all of K, or for a head of it, multiplies the scores. Such a scale of V multiplies what the warps join. A key's own
+scale multiplies a column of S, and a value's own a column of P. The scale of a column of K multiplies a column of Q. So the tensor
+cores multiply the elements, which float16 holds exactly. A power of two for each query brings it to float16.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
 LEAST = 2.0**-126
-"""What V's scales are relative to before the first is known: the least normal float32."""
+"""Before a scale of V is known, outputs are relative to this: the least normal float32."""
 
 
 def query_parts(problem: Problem) -> int:
-    """In how many parts a query is multiplied with K. Times a column's scale it has float32's bits: two of float16 that add up
-    hold all but the least."""
+    """How many parts of a query are multiplied with K. Times a column's scale, a query has float32's bits. Two float16 numbers that
+    add up hold all but the least of them."""
     return 2 if problem.k_scale == "channel" else 1
 
 
@@ -29,7 +29,7 @@ def query_factors(problem: Problem) -> bool:
 
 
 class CacheScales:
-    """The scales of one launch: `of` are a name's handle, or None where there is none to read."""
+    """The scales of one launch. `of` has the handles of K's and of V's, where there are any."""
 
     def __init__(self, m: Machine, table: HbmTensor | None = None) -> None:
         self.problem, self.stages, self.in_registers = m.problem, m.config.stages, m.config.q_in_registers
@@ -40,7 +40,7 @@ class CacheScales:
             self.of |= {name: m.paged(x, table) for name, x in self.of.items() if self.forms[name] == "token"}
 
     def reserve(self, block: Block) -> None:
-        """SRAM for what lies beside keys, values and queries on their way."""
+        """SRAM for scales that lie beside keys, values and queries."""
         for name, x in self.of.items():
             if self.forms[name] == "token":
                 block.alloc(x.name, self.tile.cols, copies=self.stages)
@@ -63,8 +63,8 @@ class CacheScales:
             self.base = block.fetch(self.of["v"], 0, 1, warps=self.warps)
 
     def find_factors(self, block: Block, q: SramTile) -> None:
-        """The power of two for each query: where the warps don't keep Q, each goes over it once more. Nothing that is computed
-        here depends on it."""
+        """The power of two for each query. Where the warps don't keep Q, each warp reads it once more for that. No number here
+        depends on it."""
         if query_factors(self.problem) and not self.in_registers:
             block.to_registers(q, "none")
             if self.forms["k"] == "channel":
@@ -77,13 +77,11 @@ class CacheScales:
         held = q if isinstance(q, Registers) else block.to_registers(q, "none")
         return held * block.to_registers(self.channels, "none").T
 
-    def scores(self, block: Block, q: SramTile | Registers, k: SramTile) -> Registers:
-        """The product of queries and keys, times their scales."""
-        q, plain = self.queries(block, q, now=False), self.scale if isinstance(self.scale, float) else 1.0
-        x = block.matmul(q, k.T, split=("none", "rows"), scale=plain, passes=self.parts)
+    def scores(self, block: Block, s: Registers) -> Registers:
+        """A tile of S times the scales of its keys."""
         if isinstance(self.scale, Registers):
-            x = x * self.scale
-        return x * block.to_registers(self.held["k"], "rows").T if self.forms["k"] == "token" else x
+            s = s * self.scale
+        return s * block.to_registers(self.held["k"], "rows").T if self.forms["k"] == "token" else s
 
     def load(self, block: Block, name: str, j: int) -> None:
         """HBM to SRAM: the scales of a tile of keys or values."""
@@ -92,18 +90,18 @@ class CacheScales:
             self.held[name] = tile
 
     def first_base(self, block: Block) -> Registers:
-        """What a chunk's outputs are relative to before its first tile."""
+        """Before a chunk's first tile: the scale of V that its outputs are relative to."""
         return block.full(1, 1, LEAST) if self.forms["v"] == "token" else self.base
 
     def joined(self, factor: Registers, base: Registers) -> Registers:
-        """What a chunk's outputs are multiplied with where warps join: from here on they are relative to no scale of V."""
+        """The factor of a chunk's outputs where warps join. From there on they are relative to no scale of V."""
         return factor if self.forms["v"] is None else factor * base
 
     def weigh(
         self, block: Block, p: Registers, acc: Registers, base: Registers
     ) -> tuple[Registers, Registers, Registers]:
         """P with a column times its value's scale, relative to the largest so far. So float16 holds it, however small scales
-        are. What was summed up is made relative to the same."""
+        are. The sum so far is made relative to the same scale."""
         if self.forms["v"] != "token":
             return p, acc, base
         scales = block.to_registers(self.held["v"], "rows").T

@@ -13,7 +13,7 @@ from simulator.registers import Registers
 
 def of_head(name: str, m: Machine, block: Block, warps: int) -> Registers | None:
     """The ALiBi slope or the sink of a block's head, which each of `warps` warps requests, or None without any."""
-    has = m.operation.operand(name).when(m.problem)
+    has = name in (operand.name for operand in m.operation.taken(m.problem))
     return block.fetch(m.optional(name), 0, 1, warps=warps) if has else None
 
 
@@ -22,7 +22,7 @@ def of_packed_heads(
 ) -> Registers | None:
     """The sink of the head of each packed row (`Machine.packed`), or None without any.
 
-    Each of the `warps` that finish rows requests those of so many rows `together`, a head's once.
+    `warps` warps finish rows. Each of them requests the sinks of `together` rows at a time, and then a head's sink once.
     """
     if not m.operation.operand(name).when(m.problem):
         return None
@@ -38,7 +38,7 @@ def of_packed_heads(
 
 
 def distinct_heads(rows: Array, group: int, together: int) -> Array:
-    """How many heads packed rows have, counted anew for so many rows together.
+    """How many heads packed rows have, counted anew for each `together` rows.
 
     >>> distinct_heads(np.array([20, 3]), group=5, together=8)  # 5 + 5 + 4, and 3
     array([14,  3])
@@ -62,7 +62,7 @@ def cap_slope(s: Registers, problem: Problem) -> Registers | None:
 
 
 def less_dlse(m: Machine, block: Block, delta: Registers, i: Rows, rows: int, head: int | None = None) -> Registers:
-    """D - dLSE for so many `rows` of tile i, of the `head`-th head of the group: the LSE's derivative by a score is P, too."""
+    """D - dLSE for `rows` rows of tile i, of the `head`-th head of the group: the LSE's derivative by a score is P, too."""
     if not m.problem.dlse:
         return delta
     dlse = m.optional("dlse")
@@ -77,7 +77,7 @@ def alibi(block: Block, s: Registers, slope: Registers | None, j: int) -> Regist
 def join_sink(
     block: Block, sink: Registers | None, m_i: Registers, l_i: Registers, acc: Registers
 ) -> tuple[Registers, Registers, Registers]:
-    """m, l and the accumulator of rows that see one key more, whose logit is the sink and whose value is 0.
+    """m, l and the accumulator of rows that see one key more. Its logit is the sink, and its value is 0.
 
     So a row may attend to nothing (StreamingLLM, arXiv 2309.17453, found such keys; gpt-oss learns their logits).
     """

@@ -17,7 +17,7 @@ PROGRAMS = [
         file=FLASH2,
         check="prefix",
         blind=True,
-        find="s = packed.hide(block, s, j) if packed else block.mask(s, i, j)",
+        find="s = variant.mask(block, s, j)",
         put="pass",
     ),
     Mutant(
@@ -71,7 +71,7 @@ PROGRAMS = [
         file=FLASH2,
         check="key_sets",
         blind=True,
-        find="visible = packed.walk if packed else partial(problem.tiles_of_row, tile=tile)",
+        find="visible = variant.walk or partial(problem.tiles_of_row, tile=tile)",
         put="visible = lambda i: range(-(-problem.visible_keys(i * tile.rows).stop // tile.cols))",
     ),
     Mutant(
@@ -180,7 +180,7 @@ PROGRAMS = [
         file=FLASH2,
         check="rule",
         blind=True,
-        find="acc = acc / kept_sum(l_i, problem).nonzero()",
+        find="acc = acc / variant.kept(l_i).nonzero()",
         put="acc = acc / l_i",
     ),
     Mutant(
@@ -265,7 +265,7 @@ BYTES = [
         file=FLASH2,
         check="bytes",
         blind=True,
-        find="visible = packed.walk if packed else partial(problem.tiles_of_row, tile=tile)",
+        find="visible = variant.walk or partial(problem.tiles_of_row, tile=tile)",
         put="visible = lambda i: range(problem.key_tiles(tile))",
     ),
     Mutant(

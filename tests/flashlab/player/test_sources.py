@@ -45,7 +45,7 @@ def test_every_step_of_a_tile_program_has_its_own_lines(algorithm: str) -> None:
 def test_a_step_ends_where_its_loop_does() -> None:
     assert lines_of(small("flash2"), "output").splitlines() == [
         'block.step("output")',
-        "p = dropped(m, block, p, i, j)",
+        "p = variant.drop(block, p, j)",
         'acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)',
     ]
     assert lines_of(small("flash1"), "load_v").splitlines()[-1].startswith("v_j = block.load(v")
