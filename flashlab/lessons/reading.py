@@ -22,7 +22,7 @@ def read_step(algorithm: str, step: str, tag: str = "") -> None:
         q_i: SramTile | Registers = block.load(q, i, tile.rows)
     ...
     flash2.cu, load_q (to registers, for all key tiles)
-        FragmentA q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
+          copy_wait<1>();
     ...
     """
     path = kernels_cu.source(algorithm)

@@ -52,12 +52,13 @@ def called(
     """
     if scales is not None:
         given |= _scaled(operation, scales)
-    options = (operation, algorithm, tile, lse, one_order, devices.ARCH)
+    how = (operation, algorithm, tile, lse, one_order)
+    key: tuple[Any, ...] = (*how, devices.ARCH)
     known = masks.keys() <= _MASKS
     if masks:
         if (lengths := masks.get("lengths")) is not None:
             masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a call is kept by them, and not by a list
-        options += (*masks.items(), *map(type, masks.values()))  # True equals 1, but not to the checks
+        key += (*masks.items(), *map(type, masks.values()))  # True equals 1, but not to the checks
     state = None
     if seed is not None or offset.__class__ is not int or offset:
         state = state_of(masks.get("dropout"), seed, offset, given.get("rng_state"))
@@ -66,7 +67,7 @@ def called(
         read = arrays.read(given)
         if read is not None and state is not None:
             read = arrays.with_state(read, state)
-        if read is not None and (ready := _found((*options, *read[1]))) is not None:
+        if read is not None and (ready := _found((*key, *read[1]))) is not None:
             return tuple(ready.run(read[2], given).values())
 
     among("backend", backend, ["gpu", "emulator"])
@@ -84,14 +85,14 @@ def called(
         host.check_no_grad(name, x)
     if backend == "emulator":
         given |= {} if state is None else {"rng_state": state}
-        return _emulated(given, Device.named("h100" if device is None else device), masks, *options[:5])
+        return _emulated(given, Device.named("h100" if device is None else device), masks, *how)
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
     if read is None:
         read = arrays.checked(given) if state is None else arrays.with_state(arrays.checked(given), state)
-    ready = _decided(read, masks, *options[:6])
+    ready = _decided(read, masks, *how, devices.ARCH)
     with suppress(TypeError):  # with a list, say, for a tile
-        keep(_warm if known else {}, (*options, *read[1]), ready, _MOST_KEPT)
+        keep(_warm if known else {}, (*key, *read[1]), ready, _MOST_KEPT)
     return tuple(ready.run(read[2], given).values())
 
 

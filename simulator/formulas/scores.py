@@ -13,7 +13,8 @@ def count_scores(book: Book, problem: Problem, tile: Tile, *, tiles: int, pairs:
         if has and tiles:
             book.add(step, name, hbm_read=4 * warps * tiles)
             book.distinct(name, "read", 4 * p.heads)
+    # a cap divides, takes the tanh and multiplies; ALiBi multiplies a distance and adds
     per_score = 3 * (p.soft_cap is not None) + 2 * p.alibi
     book.compute(other=pairs * per_score * tile.rows * tile.cols)
-    if p.sinks:
+    if p.sinks:  # the new maximum, two differences to it, l's product and sum, and the accumulator's product
         book.compute(other=tiles * tile.rows * (5 + p.head_dim_v), exp=tiles * 2 * tile.rows)

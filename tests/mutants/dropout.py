@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.backward import HOPPER, HOPPER_TILES, PHILOX, TILES, KernelMutant
-from tests.mutants.scores import FLASH2, FLASH3, ScoreMutant
+from tests.mutants.scores import FLASH2, FLASH3, VARIANT, ScoreMutant
 
 WHICH, ROWS, GQA = "which are kept", "which are kept, one in 256", "which are kept, causal, GQA, batch 2"
 KEYS = "which are kept, several tiles of keys"
@@ -61,11 +61,11 @@ FORWARD = [
     forward("halves not exchanged", PHILOX, "words.of[0][e] = odd ? other : own;", "words.of[0][e] = own;"),
     forward("the lower row's bytes for the upper row's", PHILOX, "2 * (e / 2) + n % 2", "2 * (1 - e / 2) + n % 2"),
     forward("every key tile drops what the first does", FLASH2, "key_tile(j, here) * (BC / 16));", "0);", KEYS),
-    forward("every row tile drops what the first does", FLASH2, "(first_row + warp_row) / 16 + i", "warp_row / 16 + i", ROWS),
+    forward("every row tile drops what the first does", FLASH2, "(first_row + warp_row) / 16", "warp_row / 16", ROWS),
     forward("what is kept not scaled", FLASH2, "of_kept(alpha * reciprocal(sum), batches.kept)", "alpha * reciprocal(sum)"),
     forward("scaled by another rate than it drops", PHILOX, "return factor * (256.f / kept);",
             "return factor * (256.f / (kept + 0.4f));"),
-    forward("what is dropped stays whole", FLASH2, "if constexpr (DROPOUT) {", "if constexpr (false) {"),
+    forward("what is dropped stays whole", VARIANT, "if constexpr (DROPOUT) {", "if constexpr (false) {"),
     ScoreMutant(
         mechanism="sums and LSE of what is kept", file=FLASH2, check="dropout", case=WHICH, aligned=DROPS, blind=False,
         edits=(

@@ -13,6 +13,7 @@ from tests.patches import patched
 
 SCORES, MASK, SOFTMAX = (f"kernels_cu/include/{name}.cuh" for name in ("scores", "mask", "softmax"))
 FLASH2, FLASH3 = (f"kernels_cu/{name}.cu" for name in ("flash2", "flash3"))
+VARIANT = "kernels_cu/include/variant.cuh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ BEND = "if constexpr (SOFT_CAP) Tanh::apply(s, shape.scale / shape.soft_cap);"
 FALL = "slope * sign * LOG2E / c"
 DISTANCE = "fabsf(diagonal - (8 * n + e))"
 EVERY_SCORE = "for (int n = 0; n < N; ++n) for (int e = 0; e < 4; ++e) s[n][e]"
-SINK_OF_2 = "of_head<SINKS>(sinks, place.flat_head % shape.heads, -INF)"
+SINK_OF_2 = "of_head<SINKS>(sinks, place.head % shape.heads, -INF)"
 SINK_OF_3 = "of_head<SINKS>(sinks, work.head, -INF)"
 TOP = "const float top = fmaxf(m, sink * LOG2E), alpha = exp2_approx(m - top);"
 
@@ -101,7 +102,12 @@ SOFT_CAPS = [
     ScoreMutant(
         mechanism="soft cap left out of tiles that need a mask",
         file=FLASH2,
-        edits=(("if constexpr (SOFT_CAP || ALIBI) {", "if (j >= full.first && j <= full.last) {"),),
+        edits=(
+            (
+                "variant.bend(s, scores, shape, lane_row, key_tile(j, here) * BC);",
+                "if (j >= full.first && j <= full.last) variant.bend(s, scores, shape, lane_row, key_tile(j, here) * BC);",
+            ),
+        ),
         check="rule",
         case="soft cap, causal, GQA",
         aligned=CAP,
@@ -109,7 +115,12 @@ SOFT_CAPS = [
     ScoreMutant(
         mechanism="soft cap left out of tiles that need no mask",
         file=FLASH2,
-        edits=(("if constexpr (SOFT_CAP || ALIBI) {", "if (j < full.first || j > full.last) {"),),
+        edits=(
+            (
+                "variant.bend(s, scores, shape, lane_row, key_tile(j, here) * BC);",
+                "if (j < full.first || j > full.last) variant.bend(s, scores, shape, lane_row, key_tile(j, here) * BC);",
+            ),
+        ),
         check="rule",
         case="soft cap",
         aligned=CAP,
@@ -270,7 +281,7 @@ OF_SINKS = [
     ScoreMutant(
         mechanism="sink of the KV head",
         file=FLASH2,
-        edits=((SINK_OF_2, "of_head<SINKS>(sinks, kv_head(shape, place.flat_head % shape.heads), -INF)"),),
+        edits=((SINK_OF_2, "of_head<SINKS>(sinks, kv_head(shape, place.head % shape.heads), -INF)"),),
         check="rule",
         case="sinks, causal, GQA, batch 2",
         aligned=SINKS,
@@ -278,7 +289,7 @@ OF_SINKS = [
     ScoreMutant(
         mechanism="sink by the number of the sequence",
         file=FLASH2,
-        edits=((SINK_OF_2, "of_head<SINKS>(sinks, place.flat_head / shape.heads, -INF)"),),
+        edits=((SINK_OF_2, "of_head<SINKS>(sinks, place.head / shape.heads, -INF)"),),
         check="head_order",
         case="reversed, soft cap, sinks, ALiBi",
         aligned=SINKS,
@@ -384,8 +395,8 @@ OF_ALIBI = [
     ),
     ScoreMutant(
         mechanism="slope of the next head",
-        file=FLASH2,
-        edits=(("of_head<ALIBI>(alibi_slopes, head, 0)", "of_head<ALIBI>(alibi_slopes, (head + 1) % shape.heads, 0)"),),
+        file=VARIANT,
+        edits=(("flat_head % batches.heads", "(flat_head + 1) % batches.heads"),),
         check="head_order",
         case="reversed, soft cap, sinks, ALiBi",
         aligned=ALIBI,

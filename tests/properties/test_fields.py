@@ -311,7 +311,7 @@ KNOW_WINDOWS = {
     "flashlab/integrations/peers/fa3_wheel.py": "says one in another library's words",
     "flashlab/integrations/peers/flex.py": "says one in another library's words",
     "flashlab/measure/gradients.py": "shows queries of their own few keys",
-    "flashlab/measure/sanitizers.py": "sanitises one",
+    "simulator/operations/problems.py": "sanitises one",
     "flashlab/integrations/flash_attn.py": "takes one as another library says it",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
 }
