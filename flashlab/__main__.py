@@ -1,6 +1,6 @@
 """Makes `python -m flashlab` the same as the `flashlab` command."""
 
-from flashlab.command import main
+from flashlab.cli import main
 
 if __name__ == "__main__":
     main()

@@ -21,7 +21,6 @@ SLOW = {"cupy", "hypothesis", "jax", "matplotlib", "rich", "safetensors", "torch
 """What costs import time, and waits until it is asked for."""
 HOUSE = (
     "__main__",
-    "command",
     "cli",
     "__init__",
     "lessons measure",

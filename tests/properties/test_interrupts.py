@@ -111,7 +111,7 @@ while True:
     except BaseException:  # some module may take an interrupt for a failure of its own
         pass
 """
-SCRIPT = "import sys; sys.argv = ['/usr/bin/flashlab', 'count', 'flash2']; from flashlab.command import main; main()"
+SCRIPT = "import sys; sys.argv = ['/usr/bin/flashlab', 'count', 'flash2']; from flashlab.cli import main; main()"
 
 
 @pytest.mark.parametrize("command", [("-c", SCRIPT), ("-m", "flashlab", "count", "flash2")], ids=["script", "-m"])
