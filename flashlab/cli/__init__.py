@@ -48,6 +48,11 @@ def _explained(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, MemoryError):
         return f"not enough memory here: {error or 'try a smaller problem'}"
+    if (
+        type(error).__module__.split(".")[0] in ("torch", "cupy", "cupy_backends")
+        and "out of memory" in str(error).lower()
+    ):
+        return f"not enough memory on the GPU: {str(error).splitlines()[0][:200]}"
     if isinstance(error, OSError):
         return f"{error.filename or _unnamed()}: {error.strerror or error}"
     if isinstance(error, typer.Abort):

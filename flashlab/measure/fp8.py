@@ -284,9 +284,9 @@ def _ratio(times: list[float], other: list[float]) -> float:
 
 def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int] = (128, 256)) -> Fp8Report:
     """Measure accuracy and speed. Raises `Unavailable` without a Hopper GPU."""
+    chosen = cells(("bfloat16",), head_dims, (False, True), lengths)
     title = current_device().title  # before the references are computed, which takes its time
     own, papers = drawn(4096, rounded=True), drawn(8192, rounded=False)
-    chosen = cells(("bfloat16",), head_dims, (False, True), lengths)
     not_run = list[str]()
     rows = tuple(speed(chosen, not_run))
     cudnn = cudnn_graph.versions() if any(row.tflops_cudnn for row in rows) else None

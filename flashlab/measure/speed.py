@@ -199,7 +199,13 @@ def cells(
     masks: Sequence[bool] = (False, True),
     lengths: Sequence[int] = (1024, 4096, 16384),
 ) -> list[Cell]:
-    """The cells of a benchmark; the field's own by default."""
+    """The cells of a benchmark; the field's own by default. Raises `UsageError` for lengths and head dims that have none."""
+    for length in lengths:
+        if length < 1:
+            raise UsageError("len_q", length, "a number of tokens over 0")
+    for head_dim in head_dims:
+        if not 1 <= head_dim <= HIDDEN:
+            raise UsageError("head_dim", head_dim, f"1 to {HIDDEN:,}: a token's heads have {HIDDEN:,} numbers together")
     return [Cell(*choice) for choice in product(dtypes, head_dims, masks, lengths)]
 
 

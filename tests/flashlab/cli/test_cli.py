@@ -468,6 +468,8 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("verify flash2 --check everything", "checks = 'everything'"),
         ("verify flash2 --backend tpu", "backend = 'tpu'"),
         ("bench --causal --len-q 1k", "--len-q = '1k'"),
+        ("bench --len-q 0", "len_q = 0: expected a number of tokens over 0"),
+        ("fp8 --head-dim 128,4096", "head_dim = 4096: expected 1 to 2,048"),
         ("count mla --head-dim 64", "--head-dim = 64: expected 576 for mla, or nothing"),
         ("simulate mla_paged --kv-heads 2", "--kv-heads = 2: expected 1 for mla_paged, or nothing"),
         ("emulate mla --head-dim-v 576", "--head-dim-v = 576: expected 512 for mla, or nothing"),
@@ -536,6 +538,18 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fl, "simulate", refuse)
     assert "4 PiB" in one_line("simulate", "flash2")
+
+
+def test_too_little_memory_on_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch and CuPy raise errors of their own, and torch's have several sentences."""
+    told = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise told("CUDA out of memory. Tried to allocate 9 GiB.\nSee the documentation.")
+
+    monkeypatch.setattr(fl, "simulate", refuse)
+    line = one_line("simulate", "flash2")
+    assert "not enough memory on the GPU: CUDA out of memory. Tried to allocate 9 GiB." in line and "See" not in line
 
 
 def test_a_bug_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
