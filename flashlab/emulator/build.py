@@ -10,6 +10,7 @@ import errno
 import functools
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ import kernels_cu
 from flashlab.base import cache
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
+from flashlab.emulator.prefix import options_of, precompiled
 from flashlab.emulator.source import BuildError, Source, Survey, above, explained, headers_of, prepared, read
 from flashlab.emulator.unset import PATTERN, UNROLLED, unrolled, warnings_of
 from simulator.errors import Unavailable, UsageError, unknown
@@ -188,11 +190,9 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
     """Builds the library and the table of its places into a folder."""
     check_tools()
     runtime = _runtime()
-    unit = source.unit(entries)
-    (work / "kernel.cpp").write_text(unrolled(unit) if UNROLLED[0] in command else unit, encoding="utf-8")
     watching = (*_WATCH, *(_WATCH_CLANG if "clang" in compiler()[1] else _WATCH_GCC)) if watch else ()
 
-    done = _compiled([*command, *watching, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")])
+    done = _compiled_unit(source, source.unit(entries), [*command, *watching], work)
     if done.returncode:
         raise BuildError(explained(source, entries, done.stderr))
     run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
@@ -209,6 +209,7 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
         "-shared",
         "-pthread",
         "-Wl,--no-undefined",
+        "-Wl,--emit-relocs",  # they say where calls are
     ]
     linked = _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")])
     if linked.returncode:
@@ -226,12 +227,30 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
         (work / name).unlink()
 
 
+def _compiled_unit(source: Source, unit: str, command: Sequence[str], work: Path) -> subprocess.CompletedProcess[str]:
+    """Compile a unit, behind the source's prefix, to kernel.o."""
+    file = work / "kernel.cpp"
+    compiling = [*command, "-c", str(file), "-o", str(work / "kernel.o")]
+    whole = f'#include "keywords.h"\n{source.prefix}{unit}'
+    if UNROLLED[0] in command:  # the loops of the prefix, too
+        file.write_text(unrolled(whole), encoding="utf-8")
+        return _compiled(compiling)
+    header = precompiled(compiler(), options_of(command), source.prefix, cache.folder())
+    if header and header.is_file():
+        file.write_text(unit, encoding="utf-8")
+        done = _compiled([*compiling, "-include", str(header)])
+        if not done.returncode:
+            return done
+    file.write_text(whole, encoding="utf-8")  # g++ may name a header in what it says, and fail to load one
+    return _compiled(compiling)
+
+
 def _sram_source(kernel: Path) -> str:
     """`extern __shared__` arrays are thread-local names that the kernel leaves undefined: one memory for all of them."""
-    symbols = run(["nm", "--undefined-only", str(kernel)])
-    tls = _tls(kernel, undefined=True)
     names = [
-        name for name in tls if name in symbols and not name.startswith(("_ZTH", "_ZTW")) and "emulator" not in name
+        name
+        for name in _tls(kernel, undefined=True)
+        if not name.startswith(("_ZTH", "_ZTW")) and "emulator" not in name
     ]
     first, *others = names or ["emu_sram"]
     lines = [f"_Thread_local unsigned char {first}[{_MOST_SRAM}] __attribute__((aligned(1024)));"]
@@ -280,8 +299,10 @@ def _runtime() -> list[Path]:
 
         return cache.entry("runtime", key, make) / name
 
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(object_of, sorted(here.glob("*.cpp"))))
+    # in any order: processes that begin at the same time then share the work
+    sources = random.sample(found := sorted(here.glob("*.cpp")), len(found))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return sorted(pool.map(object_of, sources), key=lambda made: made.name)
 
 
 def _digest_of_sources(*folders: Path) -> str:

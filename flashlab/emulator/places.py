@@ -13,22 +13,20 @@ from simulator.errors import Unavailable
 
 __all__ = ["calls_of", "check_tools", "lines_of", "run"]
 
-_TOOLS = ("addr2line", "c++filt", "nm", "objcopy", "objdump", "readelf")
-_CALL = re.compile(r"^\s*([0-9a-f]+):\s+\S*(?:call|bl)\S*\s+.*<(?:emu_|__tsan_)")
+_TOOLS = ("addr2line", "c++filt", "objcopy", "readelf")
+_CALL = re.compile(
+    r"^([0-9a-f]+) +[0-9a-f]+ R_(?:X86_64_PLT32|X86_64_PC32|AARCH64_CALL26) .* (?:emu_|__tsan_)", re.MULTILINE
+)
 _DISCRIMINATOR = re.compile(r" \(discriminator \d+\)$")
-_ADDRESS = re.compile(r"^\s*([0-9a-f]+):")
 
 
 def calls_of(library: Path) -> list[int]:
-    """The return addresses of all calls into the emulator's runtime, for an access or a collective."""
-    returns: list[int] = []
-    called = False
-    for row in run(["objdump", "--disassemble", "--no-show-raw-insn", str(library)]).splitlines():
-        if called and (match := _ADDRESS.match(row)):
-            returns.append(int(match[1], 16))
-            called = False
-        called = called or bool(_CALL.match(row))
-    return returns
+    """The return addresses of all calls into the emulator's runtime, for an access or a collective.
+
+    The library keeps its relocations (`--emit-relocs`), of which each call has one: its last four bytes.
+    """
+    rows = run(["readelf", "--wide", "--relocs", str(library)])
+    return sorted(int(match[1], 16) + 4 for match in _CALL.finditer(rows))
 
 
 def lines_of(library: Path, returns: Sequence[int]) -> list[list[tuple[str, int]]]:

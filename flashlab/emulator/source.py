@@ -44,6 +44,8 @@ _LETTER = re.compile(r"(?<!\\)\\U([0-9a-f]{8})")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _MARK = re.compile(r"//\s*step:\s*(\w+)")
 _DOORS = "doors"
+_BODY = "body"
+_SOURCE = "source.cpp"
 _ASM = frozenset(("asm", "__asm__", "__asm"))
 _BESIDE = ("", "include", "inc", "csrc", "src", "Common", "common", "utils", "tools/util/include")
 _ROUNDS = 8  # of the preprocessor: a header that stands in for a missing one may include others
@@ -111,9 +113,10 @@ class Survey:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A preprocessed source: its declarations, and the headers that are `missing`."""
+    """A preprocessed source: its declarations, and the headers that are `missing`. Before it stands the text of `prefix`."""
 
     path: Path
+    prefix: str
     tokens: Tokens
     pieces: list[Piece]
     lines: Lines
@@ -176,7 +179,8 @@ class Source:
     def unit(self, entries: Sequence[str]) -> str:
         """The text for the compiler: the kernels of `entries`, what they reach, and a door to each.
 
-        Raises `UsageError` for an unknown kernel, and `BuildError` for one that launches another.
+        It belongs behind the `prefix`, and that behind `keywords.h`. Raises `UsageError` for an unknown kernel, and `BuildError`
+        for one that launches another.
         """
         given = self.asked or entries
         kept = self.reached(entries)
@@ -184,7 +188,7 @@ class Source:
         doors = "".join(self._door(i, *both) for i, both in enumerate(zip(entries, given, strict=True)))
         data = [(piece, name) for i in sorted(kept) if (piece := self.pieces[i]).data for name in piece.names]
         doors += "".join(inside(piece, f"EMU_SYMBOL({i}, {name})") for i, (piece, name) in enumerate(data))
-        return f'#include "keywords.h"\n{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{doors}'
+        return f'{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{doors}'
 
     def _door(self, index: int, entry: str, given: str) -> str:
         piece = self.named(entry)[0]
@@ -266,7 +270,7 @@ def prepared(path: Path, text: str, command: tuple[str, ...], asked: tuple[str, 
     del digest
     marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
     doors = "".join(f"{entry};\n" for entry in asked)
-    whole = f'#line 1 {_quoted(path)}\n{marked}\n#line 1 "{_DOORS}"\n{doors}'
+    whole = f'#line 1 "{_BODY}"\n#line 1 {_quoted(path)}\n{marked}\n#line 1 "{_DOORS}"\n{doors}'
     made = _split(path, f'#include "cuda.h"\n{whole}', command)
     if not _ASM.isdisjoint(made.tokens.words):
         made = _split(path, f'#include "cuda.h"\n#include "ptx.h"\n{whole}', command)
@@ -278,6 +282,7 @@ def prepared(path: Path, text: str, command: tuple[str, ...], asked: tuple[str, 
 def _split(path: Path, text: str, command: Sequence[str]) -> Source:
     """A text, preprocessed and split."""
     output, missing = _preprocessed(path, text, command)
+    prefix, output = _parted(output)
     lines = Lines(output)
     near = tuple(f"{folder}{os.sep}" for folder in above(path))
     foreign = {_DOORS, *(file for file in lines.systems() if not file.startswith(near))}
@@ -290,7 +295,16 @@ def _split(path: Path, text: str, command: Sequence[str]) -> Source:
     names = tuple(" ".join(entry.split()) for entry in behind.split(";")[:-1])
     shown = output[:cut].rsplit("\n#", 1)[0] if cut < len(output) else output
     tokens = Tokens(shown, tokens.words, tokens.starts, tokens.partner)
-    return Source(path, tokens, scan.pieces_of(tokens), lines, missing, names)
+    return Source(path, prefix, tokens, scan.pieces_of(tokens), lines, missing, names)
+
+
+def _parted(output: str) -> tuple[str, str]:
+    """What the emulator's own headers came to, which is the same for every kernel, and the rest."""
+    start = re.search(rf'^# 1 "{re.escape(str(kernels_cu.emulator_dir()))}/cuda\.h" 1$', output, re.MULTILINE)
+    end = output.find(f'\n# 1 "{_BODY}"')
+    if not start or end < 0:
+        return "", output
+    return f'# 1 "{_SOURCE}"\n{output[start.start() : end]}\n', output[end + 1 :]
 
 
 def _quoted(path: Path) -> str:
@@ -303,7 +317,7 @@ def _preprocessed(path: Path, text: str, command: Sequence[str]) -> tuple[str, t
     with tempfile.TemporaryDirectory() as folder:
         work, stubs = Path(folder), Path(folder) / "a" / "b" / "c" / "d" / "e"  # "../../x.h" must stay inside
         stubs.mkdir(parents=True)
-        (work / "source.cpp").write_text(text, encoding="utf-8")
+        (work / _SOURCE).write_text(text, encoding="utf-8")
         options = [
             *command,
             f"-iquote{stubs}",
@@ -311,14 +325,15 @@ def _preprocessed(path: Path, text: str, command: Sequence[str]) -> tuple[str, t
             "-DEMU_SCAN",
             "-x",
             "c++",
-            str(work / "source.cpp"),
+            str(work / _SOURCE),
         ]
         said = ""
         for _ in range(_ROUNDS):
             done = subprocess.run([*options, "-E"], capture_output=True, text=True, check=False, errors="replace")
             if not done.returncode:
                 # some preprocessors write the letters of a name like größe as \U000000f6
-                return _LETTER.sub(lambda m: chr(int(m[1], 16)), done.stdout), tuple(missing)
+                output = _LETTER.sub(lambda m: chr(int(m[1], 16)), done.stdout)
+                return output.replace(str(work / _SOURCE), _SOURCE), tuple(missing)
             said = done.stderr
             wanted = re.search(r"fatal error: (?:'(.+?)' file not found|(.+?): No such file or directory)", said)
             if not wanted:

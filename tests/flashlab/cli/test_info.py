@@ -84,7 +84,7 @@ def test_what_is_missing_says_how_to_get_it(bare: Path):
 def test_what_is_on_the_path_is_found(bare: Path):
     ncu = program(bare, "ncu", "Version 2099.1.0.0 (build 1)")
     compiler, browser = program(bare, "g++", "g++ 99.1"), program(bare, "google-chrome")
-    for name in ("nm", "objcopy", "readelf", "objdump", "addr2line", "c++filt"):
+    for name in ("objcopy", "readelf", "addr2line", "c++filt"):
         program(bare, name)
     program(bare, "nvidia-smi", "999.1")
     found = parts()
