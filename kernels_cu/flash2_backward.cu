@@ -9,6 +9,8 @@
 // launch a block owns BC keys of a KV head. It walks the query tiles that see them, of all query heads that share the KV head. So
 // dK and dV never leave its registers, and GQA needs neither a workspace nor a sum over heads. The block computes S transposed:
 // keys are rows. dQ is spread over the blocks, which add to it in HBM. They do so by red. Nothing comes back, so no warp waits.
+// flash2_backward adds in any order (dq_in_any_order.cuh). flash2_backward_deterministic is the same launch with turns
+// (dq_in_turn.cuh): its blocks draw their keys, walk from the last query to the first, and wait before they add.
 //
 // How the warps share the work: backward.cuh.
 //
@@ -19,7 +21,11 @@
 // scores, and each fragment that is read feeds two products. Up to head dim 64 a warp has 32 x 64 scores: a fragment of Q or dO
 // feeds two products, and one of K or V feeds four.
 #include "flash2_backward.cuh"
-#include "sum_tiles.cuh"
+#if DETERMINISTIC
+#include "dq_in_turn.cuh"
+#else
+#include "dq_in_any_order.cuh"
+#endif
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
@@ -35,19 +41,22 @@ flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   clear_sums<HEAD_DIM>(dq_sum, shape, rows);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout, const float* delta,
-                float* dq_sum, const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv,
-                const long long* rng_state, const Shape batches) {
+// The main launch. The steps are those of Algorithm 2, and `turns` says in which order blocks add to dQ.
+DEVICE void backward(const Tensor& q, const Tensor& k, const Tensor& v, const float* lse, const Tensor& dout, const float* delta,
+                     float* dq_sum, const Tensor& dk, const Tensor& dv, const int* offsets_q, const int* offsets_kv,
+                     const long long* rng_state, const Turns& turns, const Shape& batches) {
   const Place place = place_of(batches, blockIdx.x);
   const int batch = RAGGED ? 0 : place.flat_head / batches.kv_heads, group = batches.heads / batches.kv_heads;
 
   // step: load_kv (which keys)
-  const SequenceRows own = row_tile_at<BC>(transposed(batches), {offsets_kv, offsets_q}, place.key_tile);
-  const Shape shape = own.alone(batches), keys_first = transposed(shape);
-  const int first_key = own.first_row, end_key = min(first_key + BC, shape.len_kv);
-  if (RAGGED && first_key >= end_key) return;  // an empty place
-  const int keys_before = own.q, queries_before = own.kv;  // rows of a head in front of key 0 and of query 0
+  const SequenceRows key_tile = row_tile_at<BC>(transposed(batches), {offsets_kv, offsets_q}, place.key_tile);
+  if (RAGGED && key_tile.first_row >= key_tile.keys) return;  // an empty place
+
+  // step: draw
+  const OwnKeys own = turns.draw(place.flat_head, key_tile, batches);
+  const Shape shape = own.shape, keys_first = transposed(shape);
+  const int first_key = own.first, end_key = min(first_key + BC, shape.len_kv);
+  const int keys_before = own.before, queries_before = key_tile.kv;  // rows of a head in front of key 0 and of query 0
   const Warp warp;
 
   const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
@@ -62,10 +71,12 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   load_tile<THREADS>(sram.v, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
   const Dropout dropout(rng_state, shape.kept);
 
-  const Visits<false> visits{tiles};
+  const Visits<Turns::BACKWARDS> visits{tiles};
   Visit here{kv_head * group, visits.begin()};
   const int end_head = tiles.first <= tiles.last ? here.head + group : here.head;
   float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
+
+  auto row_of = [&](int head, int row) { return (static_cast<long long>(batch) * shape.heads + head) * batches.len_q + row; };
 
   auto load = [&](Visit at, int stage) {
     const int first_query = at.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
@@ -78,7 +89,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   };
   auto load_statistics = [&](Visit at) {
     const int first_query = at.i * BR, rows = shape.len_q - first_query;
-    const long long own = (static_cast<long long>(batch) * shape.heads + at.head) * batches.len_q + queries_before + first_query;
+    const long long own = row_of(at.head, queries_before + first_query);
 
     // step: load_q (prefetch: the LSE)
 #pragma unroll
@@ -159,21 +170,40 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
     // step: dq
     QueryGradient dq = {};  // line 16: dQ_i += dS K_j
     multiply_for_queries(dq, sram.ds, sram.k, warp);
-    const int first_tile = RAGGED ? queries_before / BR + own.sequence : 0;
-    add_gradient(dq_sum, sum_tile_of(batches, batch * shape.heads + here.head, here.i, first_tile), dq, warp);
+    turns.wait(shape, row_of(here.head, queries_before), here.i, first_key / BC);
+    const int first_tile = RAGGED ? queries_before / BR + key_tile.sequence : 0;
+    add_gradient<Turns::ORDERED>(dq_sum, sum_tile_of(batches, batch * shape.heads + here.head, here.i, first_tile), dq, warp);
+    turns.pass_on(shape, row_of(here.head, queries_before), here.i);
     here = visits.after(here);
   }
 
   // step: store_dkv
   copy_wait<0>();  // without queries K and V are still on their way
   const Place again = place_of(batches, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
-  const int stored_key = RAGGED ? first_key : again.key_tile * BC;
+  const int stored_key = turns.first_key(again, first_key);
   auto rows = [&](const Tensor& x) {
     return row_address(x, again.flat_head / shape.kv_heads, again.flat_head % shape.kv_heads, keys_before + stored_key);
   };
   store_gradient(rows(dk), dk.row, shape, stored_key, dk_sum, warp, of_kept(shape.scale, shape.kept));
   store_gradient(rows(dv), dv.row, shape, stored_key, dv_sum, warp, of_kept(1, shape.kept));
 }
+
+#if DETERMINISTIC
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout,
+                              const float* delta, float* dq_sum, const Tensor dk, const Tensor dv,
+                              const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
+                              int* number, unsigned* turns, const Shape batches) {
+  backward(q, k, v, lse, dout, delta, dq_sum, dk, dv, offsets_q, offsets_kv, rng_state, Turns{drawn, number, turns}, batches);
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout, const float* delta,
+                float* dq_sum, const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv,
+                const long long* rng_state, const Shape batches) {
+  backward(q, k, v, lse, dout, delta, dq_sum, dk, dv, offsets_q, offsets_kv, rng_state, Turns{}, batches);
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, const Shape shape) {

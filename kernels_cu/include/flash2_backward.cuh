@@ -1,9 +1,12 @@
-// What flash2_backward.cu and its deterministic twin share, apart from the steps: which keys a block owns, what lies in SRAM, and the
-// queries that it walks.
+// What flash2_backward.cu needs apart from its steps: which keys a block owns, what lies in SRAM, and the queries that it walks.
 #pragma once
 
 #include "backward.cuh"
 #include "sequences.cuh"
+
+#ifndef DETERMINISTIC
+#define DETERMINISTIC 0  // do blocks add to dQ in an order?
+#endif
 
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 
@@ -19,6 +22,12 @@ DEVICE Place place_of(const Shape& shape, int block) {
   const int place = block - first_head * key_tiles;
   return {first_head + place % heads, place / heads};
 }
+
+// The keys of a block, from `first` on, in the problem that their sequence is alone. `before` rows of the head lie in front of key 0.
+struct OwnKeys {
+  Shape shape;
+  int first, before;
+};
 
 struct Sram {
   KVTile k{sram_base()}, v{k.base + KVTile::BYTES};

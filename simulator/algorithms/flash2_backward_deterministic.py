@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from simulator.algorithm import Algorithm, Kernel, nowhere
 from simulator.algorithms import flash2_backward as unordered
+from simulator.config import Config
+from simulator.devices import Device
 from simulator.formulas import flash2_backward_deterministic as formula
+from simulator.problem import Problem, Tile
 from simulator.programs.flash2_backward_deterministic import flash2_backward_deterministic
 from simulator.time.schedules import flash2_backward_deterministic as schedule
 
@@ -23,7 +26,13 @@ ABOUT = {name: steps for name, steps in unordered.ABOUT.items() if name != "flas
 """What each step of each launch is for, in a sentence or two: the player's words."""
 
 
-flash2_backward_deterministic.configured(unordered.configure)
+@flash2_backward_deterministic.configured
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """That of `flash2_backward`, with an order in which blocks add to dQ."""
+    config = unordered.configure(problem, device, tile)
+    return replace(config, constants=(*config.constants, ("DETERMINISTIC", 1)))
+
+
 ROW = Algorithm(
     "flash2_backward_deterministic",
     flash2_backward_deterministic,
@@ -32,7 +41,7 @@ ROW = Algorithm(
     kernels=(
         unordered.DELTA,
         Kernel(
-            "flash2_backward_deterministic",
+            "flash2_backward",
             "flash2_backward_deterministic",
             (*unordered.ARGUMENTS, "drawn", "number", "turns"),
             waits=True,

@@ -11,7 +11,7 @@ from tests.mutants.zoo import ROOT, Mutant
 from tests.patches import patched
 
 PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
-ORDERED, MEMORY = "kernels_cu/flash2_backward_deterministic.cu", "kernels_cu/include/memory.cuh"
+ORDERED, MEMORY = "kernels_cu/include/dq_in_turn.cuh", "kernels_cu/include/memory.cuh"
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 SUMS, VISITS = "kernels_cu/include/sum_tiles.cuh", "kernels_cu/include/flash2_backward.cuh"
@@ -493,19 +493,19 @@ KERNELS = [
         check="misuse", case=SEQUENCES,
     ),
     KernelMutant(
-        mechanism="an empty place isn't left", old="if (RAGGED && first_key >= end_key) return;", new="", check="bytes",
-        case=SEQUENCES,
+        mechanism="an empty place isn't left", old="if (RAGGED && key_tile.first_row >= key_tile.keys) return;", new="",
+        check="bytes", case=SEQUENCES,
     ),
     KernelMutant(
-        mechanism="statistics as far apart as a sequence is long", old="* batches.len_q + queries_before",
-        new="* shape.len_q + queries_before", check="rule", case=SEQUENCES,
+        mechanism="statistics as far apart as a sequence is long", old="* batches.len_q + row;",
+        new="* shape.len_q + row;", check="rule", case=SEQUENCES,
     ),
     KernelMutant(
         mechanism="queries of the batch's first sequence", old="row_address(q, batch, at.head, first_row)",
         new="row_address(q, batch, at.head, first_query)", check="rule", case=SEQUENCES,
     ),
     KernelMutant(
-        mechanism="dQ added to the batch's first rows", old="queries_before / BR + own.sequence", new="own.sequence",
+        mechanism="dQ added to the batch's first rows", old="queries_before / BR + key_tile.sequence", new="key_tile.sequence",
         check="misuse", case=SEQUENCES,
     ),
     KernelMutant(
@@ -529,59 +529,62 @@ KERNELS = [
         check="rule", case=CAPPED,
     ),
     *(
-        replace(each, algorithm="flash2_backward_deterministic", file=ORDERED, check="misuse", case=GROUP)
+        replace(each, algorithm="flash2_backward_deterministic", check="misuse", case=GROUP)
         for each in (
             KernelMutant(
-                mechanism="turns not waited for", step="dq",
-                old="if (threadIdx.x == 0) wait_for(turns + turn.counter, first_key / BC - turn.tiles.first);",
+                mechanism="turns not waited for", file=ORDERED,
+                old="if (threadIdx.x == 0) wait_for(turns + turn.counter, key_tile - turn.tiles.first);",
                 new="", check="misuse",
             ),
             KernelMutant(
-                mechanism="warps that add before their block's turn", step="dq",
-                old="wait_for(turns + turn.counter, first_key / BC - turn.tiles.first); … barrier();", new="", check="misuse",
+                mechanism="warps that add before their block's turn", file=ORDERED,
+                old="wait_for(turns + turn.counter, key_tile - turn.tiles.first); … barrier();", new="", check="misuse",
             ),
             KernelMutant(
-                mechanism="the turn handed on before all warps have added", step="dq",
-                old="first_tile), dq, warp); barrier();", new="first_tile), dq, warp);", check="misuse",
+                mechanism="the turn handed on before all warps have added", file=ORDERED,
+                old="long long begin, int i) const { barrier();", new="long long begin, int i) const {", check="misuse",
             ),
             KernelMutant(
-                mechanism="counters of turns not set back", step="dq", old="same.tiles.last - same.tiles.first",
+                mechanism="counters of turns not set back", file=ORDERED, old="same.tiles.last - same.tiles.first",
                 new="same.tiles.last - same.tiles.first + 1", check="misuse",
             ),
             KernelMutant(
-                mechanism="key tiles drawn before all warps read which", step="draw", old="barrier();", new="", check="misuse",
+                mechanism="key tiles drawn before all warps read which", file=ORDERED, old="key_tiles - 1)); barrier();",
+                new="key_tiles - 1));", check="misuse",
             ),
         )
     ),
     *(
-        replace(each, algorithm="flash2_backward_deterministic", file=ORDERED, case=SEQUENCES)
+        replace(each, algorithm="flash2_backward_deterministic", case=SEQUENCES)
         for each in (
             KernelMutant(
-                mechanism="counters of a sequence's key tiles not set back", step="draw", old="key_tiles - 1", new="key_tiles",
+                mechanism="counters of a sequence's key tiles not set back", file=ORDERED, old="key_tiles - 1", new="key_tiles",
                 check="misuse",
             ),
             KernelMutant(
-                mechanism="key tiles told where all blocks of a head tell theirs", step="draw", old="+ own.q + own.first_row",
+                mechanism="key tiles told where all blocks of a head tell theirs", file=ORDERED, old="+ place.q + place.first_row",
                 new="", check="misuse",
             ),
             KernelMutant(
-                mechanism="turns of another sequence", step="dq", old="row_of(here.head, queries_before), here.i",
-                new="row_of(here.head, 0), here.i", check="misuse",
-            ),
-            KernelMutant(
-                mechanism="dQ added to the rows of the first sequence", step="dq", old="queries_before / BR + own.sequence",
-                new="own.sequence",
+                mechanism="turns of another sequence", step="dq",
+                old="row_of(here.head, queries_before), here.i, first_key", new="row_of(here.head, 0), here.i, first_key",
                 check="misuse",
             ),
             KernelMutant(
-                mechanism="keys numbered from those of the head", old="own.q + own.aligned : 0", new="own.q : 0", check="misuse",
+                mechanism="dQ added to the rows of the first sequence", step="dq",
+                old="queries_before / BR + key_tile.sequence", new="key_tile.sequence", check="misuse",
             ),
             KernelMutant(
-                mechanism="keys that end where the queries do", old="shape.len_kv = own.keys - own.aligned",
-                new="shape.len_kv = own.keys", check="misuse",
+                mechanism="keys numbered from those of the head", file=ORDERED, old="place.q + place.aligned : 0",
+                new="place.q : 0", check="misuse",
             ),
             KernelMutant(
-                mechanism="empty places not left", old="if (RAGGED && own.first_row >= own.keys) return;", new="", check="misuse",
+                mechanism="keys that end where the queries do", file=ORDERED, old="shape.len_kv = place.keys - place.aligned",
+                new="shape.len_kv = place.keys", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="empty places not left",
+                old="if (RAGGED && key_tile.first_row >= key_tile.keys) return;", new="", check="misuse",
             ),
             KernelMutant(
                 mechanism="the LSE and D of the first sequence", old="row_of(at.head, queries_before + first_query)",
