@@ -327,6 +327,16 @@ def decode(b: Book) -> None:
         walk_through(b, 4, run)
 
 
+def rung(b: Book) -> None:
+    for one in b.ones:
+        heads = one.times * b.p.kv_heads
+        for rows, _ in packed_tiles(b, one):
+            b.read("q", heads * len(rows) * b.rows["q"])
+            for name in "kv":
+                b.read(name, heads * one.keys * b.rows[name])
+            finish(b, heads * len(rows))
+
+
 def read_unit(b: Book, one: One, unit: Unit, heads: int, names: tuple[str, ...], *, shares: int) -> int:
     """Rows of Q and of the key tiles, and their pages. Returns the keys."""
     if unit.visits:
@@ -744,6 +754,7 @@ def softmax(b: Book) -> None:
 DERIVED: dict[str, Callable[[Book], None]] = {
     "standard": standard, "online_softmax": standard, "flash1": flash1, "flash2": flash2, "flash2_triton": flash2,
     **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3"), flash3), "flash3_fp8": flash3_fp8,
+    "flash_decoding_1": rung,
     "flash_decoding": decode, "paged": decode, "flash3_paged": flash3_paged, "mla": mla, "mla_paged": mla,
     "mla_hopper": mla_hopper, "mla_hopper_paged": mla_hopper, "cascade": cascade, "standard_backward": standard_backward,
     "flash1_backward": flash1_backward, "flash2_backward": flash2_backward, "flash2_backward_deterministic": flash2_backward,

@@ -35,7 +35,8 @@ LSE = 2 * 4 * 50 * 4
 
 
 def problem(algorithm: str, **fields: Any) -> fl.Problem:
-    return P.replace(**{"dtype": fl.CATALOGUE[algorithm].dtypes[-1]} | fields)
+    row = fl.CATALOGUE[algorithm]
+    return row.fitted(P.replace(**{"dtype": row.dtypes[-1]} | fields))
 
 
 def plan_of(algorithm: str, **options: Any) -> Plan:
