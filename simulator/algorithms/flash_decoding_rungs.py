@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.algorithm import Algorithm, Kernel
-from simulator.algorithms.common import FORWARD
+from simulator.algorithms.common import FORWARD, PARTIAL
 from simulator.config import Config, choose, padded
 from simulator.devices import Device
 from simulator.formulas import flash_decoding_1 as formula_1
+from simulator.formulas import flash_decoding_2 as formula_2
 from simulator.formulas.flash_decoding_1 import sram_bytes
 from simulator.problem import Problem, Tile
 from simulator.programs.flash_decoding_1 import flash_decoding_1
+from simulator.programs.flash_decoding_2 import LEAST_TILES, MOST_CHUNKS, flash_decoding_2
 from simulator.support import Support
 
 TILE = Tile(16, 32)
@@ -30,6 +34,13 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     stages = 4 if padded(problem.head_dim) <= 128 else 2
     chosen = choose([TILE, Tile(16, 16)], tile, device, lambda each: sram_bytes(problem, each, stages))
     return Config(tile=chosen, warps=1, stages=stages)
+
+
+@flash_decoding_2.configured
+def configure_chunks(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """The same, and the kernel is told how chunks are made."""
+    constants = (("LEAST_TILES", LEAST_TILES), ("MOST_CHUNKS", MOST_CHUNKS))
+    return replace(configure(problem, device, tile), constants=constants)
 
 
 RUNG = Support(
@@ -73,4 +84,29 @@ FIRST = Algorithm(
     follows="flash2",
     shown=SHOWN,
 )
-ROWS = (FIRST,)
+SECOND = Algorithm(
+    "flash_decoding_2",
+    flash_decoding_2,
+    formula_2.flash_decoding_2,
+    kernels=(
+        Kernel("flash_decoding_2", "flash_decoding_2", ("q", "k", "v", *PARTIAL)),
+        Kernel("flash_decoding_2", "flash_decoding_2_merge", (*PARTIAL, "out", "lse")),
+    ),
+    support=RUNG,
+    about={
+        "flash_decoding_2": WALK
+        | {
+            "load_k": "Fetch the next tile of this chunk's keys, some tiles ahead.",
+            "store_partial": "Write what this chunk has of each row to HBM: O, which isn't divided yet, m and ℓ.",
+        },
+        "flash_decoding_2_merge": {
+            "load_partial": "Fetch what the next chunk has of this row.",
+            "merge": "Weigh both sides by their maxima, and add them up. A chunk without keys weighs nothing.",
+            **END,
+            "normalize": "After the last chunk, divide by ℓ: once, for all chunks.",
+        },
+    },
+    follows="flash_decoding_1",
+    shown=SHOWN,
+)
+ROWS = (FIRST, SECOND)
