@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CONDITIONAL = re.compile(r"(?m)^\s*#\s*(if|ifdef|ifndef|elif|else)\b")
-RUNGS = ("flash_decoding_1", "flash_decoding_2")
+RUNGS = ("flash_decoding_1", "flash_decoding_2", "paged_1")
 """Those that a learner reads first: their kernels have at most 120 lines, and their programs' loops 25, over keys or blocks."""
 LOOPS = {
     "flash2": 30, "flash3": 30, "flash3_paged": 30, "paged": 45, "flash_decoding": 45, "cascade": 45,
