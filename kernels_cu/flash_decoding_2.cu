@@ -87,7 +87,7 @@ flash_decoding_2_merge(const float* partial, const float* partial_m, const float
   const int row = blockIdx.x, columns = part_columns(shape);
   float4 o[TURNS] = {};
   float m = LOWEST, l = 0;
-#pragma unroll 4
+#pragma unroll 8  // so many loads are on their way
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
     // step: load_partial
     const long long at = static_cast<long long>(row) * chunks.count + chunk;
@@ -95,12 +95,11 @@ flash_decoding_2_merge(const float* partial, const float* partial_m, const float
     // step: merge
     const float top = fmaxf(m, m_n), alpha = exp2_approx(m - top), beta = exp2_approx(m_n - top);
     m = top, l = weighed(l, alpha, l_n, beta);
-    // step: load_partial (its output)
+    // step: load_partial (its output: lanes beyond the last column read that one again, which costs no bytes)
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
-      const int column = 128 * turn + 4 * lane_id();
-      lanes_meet();
-      if (column < columns) o[turn] = weighed(o[turn], alpha, load_global<float4>(partial + at * columns + column), beta);
+      const float4 x = load_global<float4>(partial + at * columns + min(128 * turn + 4 * lane_id(), columns - 4));
+      o[turn] = weighed(o[turn], alpha, x, beta);
     }
   }
 
@@ -112,7 +111,7 @@ flash_decoding_2_merge(const float* partial, const float* partial_m, const float
     const int column = 128 * turn + 4 * lane_id();
     char* to = row_address(out, row / shape.heads, row % shape.heads, 0) + column * ELEMENT_BYTES;
     lanes_meet();
-    if (column < round_up(shape.head_dim, CHUNK_ELEMENTS)) store_elements(to, times(o[turn], factor));
+    if (column < round_up(shape.head_dim, CHUNK_ELEMENTS)) store_elements(to, times(o[turn], column < columns ? factor : 0));
   }
   // step: store_lse
   lanes_meet();
