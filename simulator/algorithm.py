@@ -130,6 +130,16 @@ class Algorithm:
         """The architecture that its kernels are compiled for. None is the GPU's own."""
         return next((kernel.arch for kernel in self.kernels if kernel.arch), None)
 
+    def fitted(self, problem: Problem) -> Problem:
+        """A plain problem as the algorithm has it: as its operation does, with no more queries than its kernels take.
+
+        >>> import flashlab as fl
+        >>> p = fl.Problem(batch=1, heads=2, len_q=8, head_dim=64, dtype="float16")
+        >>> [fl.CATALOGUE[name].fitted(p).len_q for name in ("flash2", "flash_decoding_1")]
+        [8, 1]
+        """
+        return self.support.fitted(self.operation.fitted(problem))
+
     def refusal(
         self, problem: Problem, device: Device | None = None, tile: Tile | None = None
     ) -> UsageError | Unavailable | None:

@@ -24,8 +24,8 @@ the longest.
 
 Requests in pages are sequences, too, and the batch counts them. They have lengths in place of offsets, and blocks deal out units
 in the same way. `Config.sorted` is another way: all requests have the same number of row tiles, and blocks draw tiles by number. A
-block then looks only at the lengths of the 32 requests that are sorted together (requests.cuh). Workspaces have room for requests
-that fill the block table.
+block then looks only at the lengths of the 32 requests that are sorted together (requests.cuh). Without either, a block has a
+request, and reads its length. Workspaces have room for requests that fill the block table.
 """
 
 from __future__ import annotations
@@ -246,19 +246,19 @@ def _put_in_order(ledger: dict[Entry, int], distinct: dict[tuple[str, str], int]
 
 
 def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, config: Config) -> LaunchCounts:
-    """A launch whose persistent blocks deal out the units of all requests. In a further launch each block has one request, and
-    every warp looks up its length before it merges."""
+    """A launch whose persistent blocks deal out the units of all requests. In a further launch, or in one that deals out nothing,
+    each block has one request, and every warp looks up its length."""
     ledger, distinct, requests = dict(total.ledger), dict(total.distinct), problem.padded.batch
     name, each = ("offsets_kv", 2 * _NUMBER) if problem.ragged else ("seq_lens", _NUMBER)
     if total.blocks:
         blocks = config.grid(problem, device, total.blocks)
-        walked = each * requests * config.walks * blocks
-        if config.sorted:
-            walked = each * total.blocks // requests * sum(n * n for n in sorted_together(requests))
-        dealt = Entry("load_q", name, "hbm.read"), walked
-        looked_up = Entry("merge", name, "hbm.read"), each * total.warps * total.blocks
-        entry, read = looked_up if index else dealt
-        ledger[entry] = read
+        if index or not (config.walks or config.sorted):
+            read = each * total.warps * total.blocks
+        elif config.sorted:
+            read = each * total.blocks // requests * sum(n * n for n in sorted_together(requests))
+        else:
+            read = each * requests * config.walks * blocks
+        ledger[Entry("merge" if index else "load_q", name, "hbm.read")] = read
         distinct[name, "read"] = _NUMBER * (requests + problem.ragged)
         for entry, n in total.ledger.items():
             if entry.tensor == WORK and config.persistent:  # for each row tile, and once that none is left

@@ -80,6 +80,8 @@ class Support:
     """The head dim of V, where it isn't that of Q and K."""
     few_queries: bool = False
     """Are the kernels for few queries and many keys?"""
+    queries: int | None = None
+    """The most queries of a sequence, where these kernels are for so many only."""
     same_queries: str | None = None
     """What to do with sequences that have different numbers of queries, where these kernels take as many of each."""
     tile: Callable[[Tile, Problem], str | None] = fragments
@@ -91,6 +93,16 @@ class Support:
     def eight_bit(self) -> bool:
         """Are the kernels for 8-bit operands? Then tile program and formula take no others."""
         return FP8 in self.dtypes
+
+    def fitted(self, problem: Problem) -> Problem:
+        """A problem with no more queries of a sequence than these kernels take."""
+        most = self.queries
+        if most is None or problem.ragged:
+            return problem
+        if problem.lengths is None:
+            return problem.replace(len_q=min(problem.len_q, most), len_kv=problem.len_kv)
+        pairs = [(min(queries, most), keys) for queries, keys in problem.pairs]
+        return problem.replace(lengths=pairs, len_kv=problem.len_kv)
 
     def refusal(
         self, name: str, problem: Problem, device: Device | None = None, tile: Tile | None = None
@@ -105,6 +117,9 @@ class Support:
         if self.same_queries and len(queries := {len(rows) for rows, _ in problem.spans}) > 1:
             accepted = f"as many of each sequence for {name}: {self.same_queries}"
             return UsageError("lengths", Said(f"{min(queries):,} to {max(queries):,} queries"), accepted)
+        if self.queries is not None and (asked := max(len(rows) for rows, _ in problem.spans)) > self.queries:
+            accepted = f"at most {self.queries} for {name}: {self.instead} takes more"
+            return UsageError("len_q", asked, accepted)
         if device is None:
             return None
         return self._of_kernels(name, problem, device) or self._of_tile(tile, problem)

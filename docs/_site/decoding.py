@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from docs._site.agreed import agreed
 from docs._site.blocks import replaced
@@ -14,6 +16,35 @@ from studies import timed as studies
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decoding.md"
+
+
+RUNGS = ("flash_decoding_1", "flash_decoding_2", "flash_decoding", "paged_1", "paged")
+"""What the ladder is measured with: three rungs, and two over pages."""
+
+
+def ladder() -> str:
+    """A table of the rungs beside a plain read of the same bytes."""
+    found = results.find(ROOT / results.FOLDER, kind="decoding", algorithm=RUNGS[0])
+    of = next((r for r in reversed(found) if r.data["algorithm"] == RUNGS[0] and r.condition is None), None)
+    if of is None:
+        return "This was not measured yet.\n"
+    return f"{rungs(of.data['rows'])}\n\n*{device(of)}, {of.content['date'][:10]}: `{of.content['command']}` ({link(of)}).*\n"
+
+
+def rungs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row per cell: the µs of a plain read, and those of each rung with the share that the read is of them."""
+    header = ["batch", "heads", "keys", "plain read, µs", *(f"`{name}`" for name in RUNGS)]
+
+    def each(row: Mapping[str, Any], name: str) -> str:
+        took = row["microseconds"].get(name)
+        return "–" if took is None else f"{took:,.1f} ({row['microseconds']['read'] / took:.0%})"
+
+    cells = [
+        (f"{row['batch']}", f"{row['heads']}, {row['kv_heads']}", f"{row['len_kv']:,}", f"{row['microseconds']['read']:,.1f}",
+         *(each(row, name) for name in RUNGS))
+        for row in rows
+    ]  # fmt: skip
+    return results.markdown_table(header, cells)
 
 
 def timed(algorithm: str, condition: str | None = None, *, on: str | None = None) -> str:
@@ -40,6 +71,7 @@ def appended() -> str:
 
 def blocks() -> dict[str, str]:
     return {
+        "ladder": ladder(),
         "timed": timed("flash_decoding", on="h200"),
         "paged": timed("paged", on="h100"),
         "paged_h200": timed("paged", on="h200"),

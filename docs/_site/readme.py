@@ -107,7 +107,7 @@ FAMILIES: Mapping[str, Callable[[Algorithm], bool]] = {
     "MLA, the latent cache": lambda row: row.name.startswith("mla"),
     "Shared prefixes (cascade)": lambda row: row.operation.shares_prefix,
     "Caches in pages": lambda row: row.operation.in_pages,
-    "Decoding, split over keys": lambda row: row.name == "flash_decoding",
+    "Decoding": lambda row: row.name.startswith("flash_decoding"),
     "FlashAttention-3 and FP8": lambda row: row.name.startswith("flash3"),
     "FlashAttention-2": lambda row: row.name == "flash2",
     "FlashAttention-1": lambda row: row.name == "flash1",

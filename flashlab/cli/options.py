@@ -146,7 +146,7 @@ class ProblemOptions:
         posed = Problem(**{**DEFAULTS, **only, **fields, **self.given})
         if row is None:
             return posed
-        fitted = row.operation.fitted(posed)
+        fitted = row.fitted(posed)
         for name in self.given:
             if (value := getattr(fitted, name)) != getattr(posed, name):
                 raise UsageError(spelling(name), self.given[name], f"{value} for {algorithm}, or nothing")

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
 from flashlab.lessons.pipelines import cp_async, ping_pong, tma
 from flashlab.views.palette import LIGHT
-from simulator import DEVICES, Problem, count, random_inputs, simulate
+from simulator import CATALOGUE, DEVICES, Problem, count, random_inputs, simulate
+from simulator.catalogue import ladder
 from simulator.problem import Tile
 from simulator.programs.flash_decoding import CHILDREN, Splits
 
 LONG = Problem(batch=4, heads=16, len_q=4096, head_dim=64, dtype="float16", causal=True)
 SHORTER = Problem(batch=1, heads=1, len_q=96, len_kv=160, head_dim=64, dtype="float16", causal=True)
 DECODE = Problem(batch=1, heads=1, len_q=1, len_kv=40_960, head_dim=64, dtype="float16")
+TOKEN = Problem(batch=1, heads=32, kv_heads=8, len_q=1, len_kv=8192, head_dim=128, dtype="bfloat16")
 TILE, SMALL = Tile(64, 64), Tile(16, 16)
 
 
@@ -96,6 +98,27 @@ def splits() -> Drawing:
             text(16 + 260 * n, 222, f"{size(figures[name])} through SRAM"),
         ]
     return Drawing("Split-K and split-Q: who computes which part of a tile of S", 240, shapes, figures)
+
+
+def token() -> Drawing:
+    """The SMs of an H100 that have work while one token is made, rung by rung, and how often K and V are read."""
+    device, once = DEVICES["h100"], 2 * TOKEN.kv_heads * TOKEN.len_kv * TOKEN.head_dim * TOKEN.itemsize
+    shapes, figures = list[str](), dict[str, float]()
+    for n, name in enumerate(ladder("flash_decoding", "flash2")):
+        counts = count(name, TOKEN, device=device)
+        kernel, launch, x = CATALOGUE[name].kernels[-1], counts.launches[0], 10 + 128 * n
+        assert counts.config is not None
+        blocks = counts.config.grid(TOKEN, device, launch.blocks) if kernel.persistent else launch.blocks
+        for sm in range(device.sms):
+            busy = sm < blocks
+            shapes.append(box(x + 10 * (sm % 11), 40 + 10 * (sm // 11), 10, 10, BLUE if busy else GREY))
+        read = sum(counts.by_tensor[tensor].hbm_read for tensor in "kv") // once
+        said = [f"{blocks} blocks", f"K and V {'once' if read == 1 else f'{read} times'}"]
+        said += ["and a second launch"] * (len(counts.launches) - 1)
+        shapes += [text(x, 28, name), *(text(x, 180 + 18 * line, each) for line, each in enumerate(said))]
+        figures[name] = blocks
+    shapes += legend(10, 246, {"an SM with work": BLUE, "an SM without": GREY})
+    return Drawing("Who works for one token: a query of 32 heads, 8 KV heads, 8,192 keys", 256, shapes, figures)
 
 
 def tree() -> Drawing:
@@ -227,6 +250,20 @@ _LANES = {name: LIGHT[name] for name in ("q", "k", "v", "out")}
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     draw.__name__: draw
-    for draw in (memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, tree, recomputed)
+    for draw in (
+        memories,
+        tiles,
+        funnel,
+        causal,
+        splits,
+        quad,
+        banks,
+        cp_async,
+        tma,
+        ping_pong,
+        token,
+        tree,
+        recomputed,
+    )
 }
 """The drawings by name, in the order of docs/in-pictures.md."""

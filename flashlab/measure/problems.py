@@ -121,7 +121,7 @@ def l2_problems() -> list[Case]:
 
 
 def _case(algorithm: str, label: str, **problem: Any) -> Case:
-    p = CATALOGUE[algorithm].operation.fitted(Problem(**problem))
+    p = CATALOGUE[algorithm].fitted(Problem(**problem))
     lengths = str(p.len_q) if p.len_kv == p.len_q else f"{p.len_q}/{p.len_kv}"
     heads = str(p.heads) if p.kv_heads == p.heads else f"{p.heads}/{p.kv_heads}"
     shape = f"{p.batch}×{heads}×{lengths}×{p.head_dim}"

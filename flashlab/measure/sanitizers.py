@@ -216,7 +216,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
             whole = {"head_dim": 48} if row.support.eight_bit and shape["head_dim"] == 40 else {}
             sizes: dict[str, Any] = {"batch": 1, "dtype": dtype, **shape, **whole}
             problem = Problem(**sizes)
-            fitted = row.operation.fitted(problem)
+            fitted = row.fitted(problem)
             if problem.unknown_mask(row.support.masks, algorithm) is None and row.refusal(fitted) is None:
                 yield name, fitted
 

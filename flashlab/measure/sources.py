@@ -168,7 +168,7 @@ def _problems(row: Algorithm) -> Iterator[Problem]:
             for head_dim in _HEAD_DIMS:
                 sizes: dict[str, Any] = {"batch": 1, "heads": 2, "head_dim": head_dim, "dtype": dtype, "causal": causal}
                 try:
-                    problem = row.operation.fitted(Problem(**{**sizes, **shape}))
+                    problem = row.fitted(Problem(**{**sizes, **shape}))
                 except UsageError:  # a shape of another head dim
                     continue
                 if not row.refuses(problem, Device.named(_DEVICE)):

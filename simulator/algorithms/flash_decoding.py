@@ -179,7 +179,7 @@ ROW = Algorithm(
         same_queries="use flash2 or flash3",
     ),
     about=ABOUT,
-    follows="flash2",
+    follows="flash_decoding_2",
     rank=3,
     pays=pays,
     shown={"len_q": 2, "len_kv": 256, "tile": "16x16"},

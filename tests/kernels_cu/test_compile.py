@@ -36,7 +36,7 @@ HEAD_DIMS = (40, 64, 128, 256, 576)
 def takes(name: str, head_dim: int) -> bool:
     """Does an algorithm take the head dim at all?"""
     plain = Problem(batch=1, heads=1, len_q=64, head_dim=head_dim, dtype=CATALOGUE[name].dtypes[-1])
-    problem = CATALOGUE[name].operation.fitted(plain)
+    problem = CATALOGUE[name].fitted(plain)
     return problem.head_dim == head_dim and CATALOGUE[name].refuses(problem, Device.named("h200")) is None
 
 
@@ -130,7 +130,7 @@ def source_of(name: str) -> str:
 def compiled_by_default(name: str, dtype: str, head_dim: int, arch: str, *options: str, **features: Any) -> Compiled:
     problem = Problem(batch=1, heads=8, len_q=4096, head_dim=head_dim, dtype=dtype, causal=True, **features)
     row = CATALOGUE[name]
-    config = row.program.configure(row.operation.fitted(problem), Device.named(DEVICES[arch]))
+    config = row.program.configure(row.fitted(problem), Device.named(DEVICES[arch]))
     return compile_kernel(source_of(name), (*defines(config, dtype, head_dim), *options), arch=arch)
 
 
@@ -166,7 +166,7 @@ def test_as_many_threads_are_launched_as_a_kernel_is_built_for(name: str) -> Non
     seen = set[tuple[str, tuple[str, ...]]]()
     for shape in row.operation.shapes.values():
         sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": row.dtypes[0], **shape}
-        problem = row.operation.fitted(Problem(**sizes))
+        problem = row.fitted(Problem(**sizes))
         if row.refuses(problem, device):
             continue
         counts = count(name, problem, device=device)
@@ -217,7 +217,7 @@ def test_quantized_caches_spill_next_to_nothing(case: tuple[str, str, tuple[str,
     name, kv_dtype, (of_k, of_v), dtype, head_dim = case
     asked = {"kv_dtype": kv_dtype, "k_scale": of_k, "v_scale": of_v}
     sizes = {"batch": 1, "heads": 32, "kv_heads": 8, "len_q": 1, "len_kv": 8192, "head_dim": head_dim, "dtype": dtype}
-    problem = CATALOGUE[name].operation.fitted(Problem(**sizes, **asked))
+    problem = CATALOGUE[name].fitted(Problem(**sizes, **asked))
     config = CATALOGUE[name].program.configure(problem, Device.named("h200"))
     compiled = compile_kernel("flash_decoding", defines(config, dtype, head_dim), arch="sm_90")
     assert compiled.spills <= (44 if (name, of_k, dtype, head_dim) == ("paged", "channel", "float16", 128) else 0)
@@ -445,7 +445,7 @@ def test_pages_of_any_size_spill_nothing(case: tuple[int, int, float | None]) ->
 )
 def test_ptx_for_the_oldest_architecture(name: str) -> None:
     row = WITH_KERNELS[name]
-    problem = row.operation.fitted(Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype="float16"))
+    problem = row.fitted(Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype="float16"))
     config = row.program.configure(problem, Device.named("t4"), Tile(16, 16))
     image = compile_kernel(source_of(name), defines(config, "float16", 16), arch="compute_75").image
     assert b".target sm_75" in image

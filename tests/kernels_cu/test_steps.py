@@ -43,7 +43,7 @@ def program_steps(source: str, algorithm: str) -> list[str]:
         mask=mask,
         sinks=sinks,
     )
-    problem = row.operation.fitted(plain)
+    problem = row.fitted(plain)
     inputs: dict[str, Any] = {"lse": True, **row.operation.draw(problem)}  # of a backward pass the LSE is an input
     run = simulate(algorithm, **inputs, trace=True, causal=True, tile=(16, 16), device=SLOW.replace(sms=200))
     trace, config = run.trace, run.counts.config

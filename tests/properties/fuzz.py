@@ -293,7 +293,7 @@ def a_plan(random: Random) -> Planned:
     while True:
         row, given = random.choice(rows), {**BASE, **random.choice(PROBLEMS)}
         try:
-            posed = row.operation.fitted(fl.Problem(**given))
+            posed = row.fitted(fl.Problem(**given))
         except fl.UsageError:
             continue
         if row.refuses(posed) is None:

@@ -327,6 +327,23 @@ def decode(b: Book) -> None:
         walk_through(b, 4, run)
 
 
+def rung(b: Book) -> None:
+    for one in b.ones:
+        heads, tiles = one.times * b.p.kv_heads, ceil(one.keys / b.bc)
+        chunks = max(1, ceil(tiles / max(4, ceil(tiles / 64)))) if b.name == "flash_decoding_2" else 1
+        for rows, _ in packed_tiles(b, one):
+            b.read("q", heads * chunks * len(rows) * b.rows["q"])
+            for name in "kv":
+                b.read(name, heads * one.keys * b.rows[name])
+            for name, nbytes in partials(b) if b.name == "flash_decoding_2" else []:
+                b.write(name, heads * chunks * len(rows) * nbytes)
+                b.read(name, heads * chunks * len(rows) * nbytes)
+            if b.p.page_size:
+                b.read("block_table", heads * 4 * sum(pages(b, one, j, 1) for j in range(tiles)))
+                b.read("seq_lens", heads * 4)
+            finish(b, heads * len(rows))
+
+
 def read_unit(b: Book, one: One, unit: Unit, heads: int, names: tuple[str, ...], *, shares: int) -> int:
     """Rows of Q and of the key tiles, and their pages. Returns the keys."""
     if unit.visits:
@@ -744,6 +761,7 @@ def softmax(b: Book) -> None:
 DERIVED: dict[str, Callable[[Book], None]] = {
     "standard": standard, "online_softmax": standard, "flash1": flash1, "flash2": flash2, "flash2_triton": flash2,
     **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3"), flash3), "flash3_fp8": flash3_fp8,
+    **dict.fromkeys(("flash_decoding_1", "flash_decoding_2", "paged_1"), rung),
     "flash_decoding": decode, "paged": decode, "flash3_paged": flash3_paged, "mla": mla, "mla_paged": mla,
     "mla_hopper": mla_hopper, "mla_hopper_paged": mla_hopper, "cascade": cascade, "standard_backward": standard_backward,
     "flash1_backward": flash1_backward, "flash2_backward": flash2_backward, "flash2_backward_deterministic": flash2_backward,

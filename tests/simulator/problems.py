@@ -16,11 +16,14 @@ FP8 = "float8_e4m3fn"
 
 def taken_by(algorithm: str, problem: Problem) -> Problem:
     """The problem, in another dtype if an algorithm doesn't take its own, with its widest heads if its kernels take none that
-    wide, and without what it doesn't know of scores."""
+    wide, with no more queries than they take, and without what it doesn't know of windows and scores."""
     row = CATALOGUE[algorithm]
+    problem = row.support.fitted(problem)
     if (widest := row.support.head_dims[-1]) < problem.head_dim:
         problem = problem.replace(head_dim=widest, head_dim_v=widest)
-    problem = problem.replace(**{name: FIELDS[name].default for name in SCORES if name not in row.support.masks})
+    problem = problem.replace(
+        **{name: FIELDS[name].default for name in ("window", *SCORES) if name not in row.support.masks}
+    )
     return problem if row.refusal(problem) is None else problem.replace(dtype=row.dtypes[0])
 
 

@@ -44,14 +44,16 @@ def cases(draw: st.DrawFn, name: str) -> Case:
         dtype: DType = draw(st.sampled_from(["float32", "float16"]))
         return Problem(batch=1, heads=1, len_q=1, head_dim=draw(st.integers(1, 2000)), dtype=dtype), None, device, False
     latent, requests = "mla" in name, operation.in_pages or operation.shares_prefix
-    few = support.same_queries is not None or requests or latent
+    few = support.few_queries or requests or latent
     length, lengths = many if few else few_of_them, st.integers(0, 6) if few and name != "flash3_paged" else few_of_them
     group, kv_heads = (
         draw(st.sampled_from([1, 2, 3, *([5, 8, 16, 32] if few else [])])),
         1 if latent else draw(st.integers(1, 2)),
     )
     has = {option: draw(st.sampled_from(values)) for option, values in OPTIONS.items() if option in support.masks}
-    has |= {"causal": draw(st.booleans()), "window": draw(st.none() | st.tuples(side, side))}
+    has |= {"causal": draw(st.booleans())}
+    if "window" in support.masks:
+        has["window"] = draw(st.none() | st.tuples(side, side))
     dtype = draw(st.sampled_from(support.dtypes))
     if "kv_dtype" in support.masks and dtype != "float32" and draw(st.booleans()):
         has["kv_dtype"] = draw(st.sampled_from(["int8", "float8_e4m3fn"]))
@@ -80,7 +82,7 @@ def cases(draw: st.DrawFn, name: str) -> Case:
     }
     if latent:
         dims = {"head_dim": 576, "head_dim_v": 512, "scale": 0.07}
-    p = Problem(heads=kv_heads * group, kv_heads=kv_heads, dtype=dtype, **sizes, **has, **dims)
+    p = support.fitted(Problem(heads=kv_heads * group, kv_heads=kv_heads, dtype=dtype, **sizes, **has, **dims))
     small = [] if has.get("mask") == "blocks" else [Tile(16, 16), Tile(32, 48), Tile(64, 32)]
     return p, draw(st.sampled_from([*support.tiles, None, *small])), device, lse
 

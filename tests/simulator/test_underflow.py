@@ -38,8 +38,8 @@ class Keys(NamedTuple):
     scores: Array
     values: Array
 
-    def arrays(self, operation: Operation, dtype: str = "float16") -> dict[str, Array]:
-        """The keys as an operation takes them, with three queries that see the same scores. The scale is 1."""
+    def arrays(self, operation: Operation, dtype: str = "float16", queries: int = 3) -> dict[str, Array]:
+        """The keys as an operation takes them, with queries that see the same scores. The scale is 1."""
         n, dim = len(self.scores), self.values.shape[1]
         latent = operation in (LATENT, PAGED_LATENT)
         width = 576 if latent else dim
@@ -48,7 +48,7 @@ class Keys(NamedTuple):
             k[..., :dim] = v
         at = width - 1 if latent else 0
         k[..., at] = self.scores
-        q = np.zeros((1, 1, 3, width))
+        q = np.zeros((1, 1, queries, width))
         q[..., at] = 1
         found = {"q": q, "latent": k} if latent else {"q": q, "k": k, "v": v}
         found = {name: x.astype(numpy_dtype(dtype)) for name, x in found.items()}
@@ -101,10 +101,10 @@ def ratio(name: str, arrays: dict[str, Array], **masks: Any) -> float:
 def test_one_key_far_ahead(name: str) -> None:
     """exp(-18) is less than 2^-25, half of float16's smallest number, so nothing of the other key's weight is left in P. (There
     are two of both, so that a prefix and what follows have one.)"""
-    operation = fl.CATALOGUE[name].operation
+    operation, queries = fl.CATALOGUE[name].operation, fl.CATALOGUE[name].support.queries or 3
     dim = 512 if operation in (LATENT, PAGED_LATENT) else DIM
     keys = Keys(np.array([18.0, 0.0] * 2), np.repeat([[0.0], [100.0]] * 2, dim, 1))
-    ratio(name, keys.arrays(operation), scale=1.0)
+    ratio(name, keys.arrays(operation, queries=queries), scale=1.0)
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -115,7 +115,7 @@ def test_no_right_kernel_is_rejected(name: str, data: st.DataObject) -> None:
     latent = row.operation in (LATENT, PAGED_LATENT)
     keys = data.draw(far_behind(dim=512 if latent else DIM))
     masks: dict[str, Any] = {"scale": 1.0, "causal": data.draw(st.booleans())}
-    arrays = keys.arrays(row.operation)
+    arrays = keys.arrays(row.operation, queries=row.support.queries or 3)
     if data.draw(st.booleans()) and "sinks" in row.support.masks:
         arrays["sinks"] = np.array([data.draw(st.floats(-10, 30))], np.float32)
     if data.draw(st.booleans()) and "alibi" in row.support.masks:

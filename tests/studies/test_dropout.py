@@ -31,7 +31,7 @@ def test_our_kernels_take_what_is_timed(ours: str) -> None:
     p = Cell("bfloat16", 128, True, 16384).problem.replace(dropout=RATE)
     for name in (ours, OTHERS[ours]):
         row = CATALOGUE[name]
-        assert row.refuses(row.operation.fitted(p)) is None
+        assert row.refuses(row.fitted(p)) is None
         assert set(OUTPUTS[pass_of(name)]) <= {operand.name for operand in row.operation.outputs}
 
 

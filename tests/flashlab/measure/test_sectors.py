@@ -85,9 +85,7 @@ def test_boxes_of_a_run_are_its_bytes(algorithm: str) -> None:
     """On data, on shapes, and in the formula's ledger: the boxes of each tensor make up the bytes read of it."""
     row = fl.CATALOGUE[algorithm]
     dtype = row.dtypes[0]
-    p = row.operation.fitted(
-        Problem(batch=2, heads=4, kv_heads=2, len_q=150, len_kv=277, head_dim=72, dtype=dtype, causal=True)
-    )
+    p = row.fitted(Problem(batch=2, heads=4, kv_heads=2, len_q=150, len_kv=277, head_dim=72, dtype=dtype, causal=True))
     shapes = boxed(shape_run(algorithm, p, tile=(64, 64), device="h200"))
     arrays: dict[str, Any] = row.operation.draw(p)
     data = boxed(fl.simulate(algorithm, **arrays, causal=True, tile=(64, 64)).counts)

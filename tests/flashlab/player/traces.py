@@ -36,7 +36,7 @@ def traced(algorithm: str) -> fl.Trace:
     """Of any algorithm, from inputs of its own operation, in four by four tiles or the kernel's own."""
     row = fl.CATALOGUE[algorithm]
     usual = fl.Problem(batch=1, heads=1, len_q=64, head_dim=32, dtype="float16", causal=True)
-    problem = row.operation.fitted(taken_by(algorithm, usual))
+    problem = row.fitted(taken_by(algorithm, usual))
     tile = (16, 16) if row.support.tile(fl.Tile(16, 16), problem) is None else None
     arrays = row.operation.draw(problem)
     trace = fl.simulate(algorithm, **arrays, **problem.masks, tile=tile, device="h100", trace=(0, 0)).trace
@@ -51,7 +51,7 @@ def shown(algorithm: str) -> fl.Trace:
     given = row.shown or row.operation.shown
     fields: dict[str, Any] = {"batch": 1, "heads": 2, "head_dim": 32, "dtype": "float16", "causal": True, **given}
     tile = fields.pop("tile", None)
-    problem = row.operation.fitted(fl.Problem(**fields))
+    problem = row.fitted(fl.Problem(**fields))
     arrays = row.operation.draw(problem)
     trace = fl.simulate(algorithm, **arrays, **problem.masks, tile=tile, device="h100", trace=(0, 0)).trace
     assert trace is not None

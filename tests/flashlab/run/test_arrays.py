@@ -178,7 +178,7 @@ def test_views_that_a_kernel_can_take_are_not_copied(cupy: FakeCupy) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("head_dim", [64, 100])
 def test_the_allocations_are_the_peak_that_is_counted(cupy: FakeCupy, algorithm: str, head_dim: int) -> None:
-    q, k, v = inputs(head_dim=head_dim)
+    q, k, v = inputs(head_dim=head_dim, len_q=simulator.CATALOGUE[algorithm].support.queries or 5)
     problem = problem_of(q, k, v)
     counts = simulator.count(algorithm, problem, device="h200")
     plans.gpu_plan(algorithm, problem)
@@ -195,9 +195,9 @@ def test_the_allocations_are_the_peak_that_is_counted(cupy: FakeCupy, algorithm:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_launches_are_those_that_are_counted(cupy: FakeCupy, algorithm: str) -> None:
-    q, k, v = inputs(len_q=200, len_kv=70)
+    q, k, v = inputs(len_q=simulator.CATALOGUE[algorithm].support.queries or 200, len_kv=70)
     call.attention(*map(cupy.asarray, (q, k, v)), algorithm=algorithm)
-    problem = Problem(batch=2, heads=4, kv_heads=2, len_q=200, len_kv=70, head_dim=64, dtype="float16")
+    problem = problem_of(q, k, v)
     counts = simulator.count(algorithm, problem, device=devices.current_device())
     assert devices.current_device() is simulator.DEVICES["h200"]
     assert cupy.launches == [(x.name, (x.blocks,), (32 * x.warps,), x.sram_peak) for x in counts.launches]

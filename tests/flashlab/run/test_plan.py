@@ -35,7 +35,8 @@ LSE = 2 * 4 * 50 * 4
 
 
 def problem(algorithm: str, **fields: Any) -> fl.Problem:
-    return P.replace(**{"dtype": fl.CATALOGUE[algorithm].dtypes[-1]} | fields)
+    row = fl.CATALOGUE[algorithm]
+    return row.fitted(P.replace(**{"dtype": row.dtypes[-1]} | fields))
 
 
 def plan_of(algorithm: str, **options: Any) -> Plan:
@@ -188,18 +189,20 @@ def test_a_plan_wants_what_its_problem_has(backend: Any) -> None:
 @pytest.mark.parametrize("lse", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: Any, algorithm: str, lse: bool) -> None:
-    plan, arrays_ = plan_of(algorithm, lse=lse), given(problem(algorithm))
+    p = problem(algorithm)
+    plan, arrays_ = plan_of(algorithm, lse=lse), given(p)
+    out_bytes, lse_bytes = (n // P.len_q * p.len_q for n in (OUT, lse * LSE))
     plan.run(arrays_)  # makes counters of blocks ahead, for further streams, too
     cupy.log.clear()
     found = plan.run(arrays_)
     assert list(found) == (["out", "lse"] if lse else ["out"])
-    assert sum(cupy.log) == OUT + lse * LSE + plan.workspace
+    assert sum(cupy.log) == out_bytes + lse_bytes + plan.workspace
     out = found["out"]
     if arrays.framework("out", out).writable:
         for _ in range(2):  # this plan, too, makes counters ahead
             cupy.log.clear()
             call.attention(**arrays_, algorithm=algorithm, causal=True, lse=lse, out=out)
-        assert sum(cupy.log) == lse * LSE + plan.workspace
+        assert sum(cupy.log) == lse_bytes + plan.workspace
 
 
 def test_zeros_belong_to_a_stream_of_a_thread_or_to_a_captured_call(cupy: FakeCupy) -> None:
