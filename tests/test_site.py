@@ -25,6 +25,7 @@ from flashlab.measure import results
 pytestmark = pytest.mark.xdist_group("site")  # which is built once
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+OUTPUTS = ROOT / "notebooks" / "outputs"
 PLAYERS = {path.stem: path.read_text(encoding="utf-8").count('"step_through(') for path in NOTEBOOKS}
 RACES = {path.stem: path.read_text(encoding="utf-8").count('"race(') for path in NOTEBOOKS}
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
@@ -238,7 +239,7 @@ def test_a_lesson_has_its_players_and_tables(name: str, site: Path):
     assert len(page.frames) == PLAYERS[name] + RACES[name]
     assert all(len(frame) <= 300_000 for frame in page.frames)
     assert "there is a player here" not in text
-    figures = (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8").count('"image/svg+xml"')
+    figures = (OUTPUTS / f"{name}.ipynb").read_text(encoding="utf-8").count('"image/svg+xml"')
     assert text.count("<figure class=") == figures - PLAYERS[name] - RACES[name]  # they take the place of one each
 
 
@@ -247,7 +248,7 @@ def test_a_lesson_can_be_taken(name: str, site: Path):
     text = (site / "lessons" / f"{name}.html").read_text(encoding="utf-8")
     (link,) = re.findall(rf'href="(\.\./_downloads/[0-9a-f]+/{name}\.ipynb)"', text)
     taken = nbformat.read(site / "lessons" / link, as_version=4)
-    kept = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    kept = nbformat.read(OUTPUTS / f"{name}.ipynb", as_version=4)
     assert [cell.source for cell in taken.cells] == [cell.source for cell in kept.cells]
     assert not any(cell.get("outputs") for cell in taken.cells)
 
@@ -255,7 +256,7 @@ def test_a_lesson_can_be_taken(name: str, site: Path):
 @pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
 def test_what_a_question_asks_for_is_folded(name: str, site: Path):
     """Up to the next section, and nothing else is."""
-    cells, asked, due = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells, False, 0
+    cells, asked, due = nbformat.read(OUTPUTS / f"{name}.ipynb", as_version=4).cells, False, 0
     for cell in cells:
         if cell.cell_type == "markdown":
             asked &= not re.search(r"(?m)^## ", cell.source)
