@@ -298,4 +298,4 @@ def with_figure(result: results.Result, shown: Shown | None) -> str:
     said, _, tables = KINDS[result.kind].markdown(result).partition("\n\n")
     back = "*One of [all files](index.md).*"
     head = f"---\norphan: true\n---\n\n# {result.kind}: {result.about}\n\n{back} {said}."
-    return f"{head}\n\n| what | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"
+    return f"{head}\n\n| what | value |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"
