@@ -6,7 +6,7 @@
 # make test-long  run what takes too long for make test, and what needs JAX: hours on 2 cores (JOBS=16 where there are 16).
 #                 PART=3/8 runs the third of eight parts
 # make lab        open JupyterLab at the first lesson, in flashlab-lessons: copies that no cell has run in
-# make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
+# make lessons    renew notebooks/*.ipynb, which have no outputs, and run them into notebooks/outputs, for the site
 # make docs       build the site into out/site, and make lite
 # make lite       build out/site/lite: lessons 00 to 04 in JupyterLite, whose Python (Pyodide) runs in the browser
 # make figures    draw README, pages, tables and pictures anew from docs/results

@@ -12,7 +12,6 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from docs._site.pages import IN_THE_BROWSER, NOTEBOOKS
-from flashlab.lessons.notebooks import text_without_outputs
 
 INSTALL = "%pip install --quiet flashlab-attention  # from this site, with what it needs from Pyodide"
 
@@ -27,7 +26,7 @@ FETCHING = (
 
 def text(path: Path) -> str:
     """A lesson's notebook for Pyodide's kernel. In front stand words for the time until Python is there, and an install cell."""
-    notebook = nbformat.reads(text_without_outputs(path), as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     notebook.metadata["kernelspec"] = {"name": "python", "display_name": "Python (Pyodide)", "language": "python"}
     notebook.cells[:0] = [new_markdown_cell(FETCHING, id="fetching"), new_code_cell(INSTALL, id="install")]
     return nbformat.writes(notebook, indent=1) + "\n"

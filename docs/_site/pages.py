@@ -2,9 +2,9 @@
 race's data.
 
 docs/conf.py calls `write` before Sphinx reads docs/. Lessons go to docs/lessons, measurements to docs/measured and schemas to
-docs/schemas and docs/results/schema, which git ignores. No lesson is run: its outputs are those that notebooks/*.ipynb hold, and
-figures keep the tables that they carry. Only cells that show a player are run, after the lesson's imports. So such a cell must
-stand on its own.
+docs/schemas and docs/results/schema, which git ignores. No lesson is run: its outputs are those of notebooks/outputs/*.ipynb,
+and figures keep the tables that they carry. Only cells that show a player are run, after the lesson's imports. So such a cell
+must stand on its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, schemas
 from docs._site.release import stated
 from flashlab import Player
-from flashlab.lessons.notebooks import text_without_outputs
 from flashlab.lessons.race import Race, style
 from flashlab.lessons.show import TABLE, Shown
 from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
+NOTEBOOKS, OUTPUTS, RESULTS = ROOT / "notebooks", ROOT / "notebooks" / "outputs", ROOT / results.FOLDER
 IN_THE_BROWSER = tuple(sorted(path.name for path in NOTEBOOKS.glob("0[0-4]_*.ipynb")))
 """Lessons that a browser's Python can run: from 05 on they compile kernels."""
 
@@ -45,7 +44,8 @@ def write(docs: Path, *, few: bool = False) -> None:
     chosen = some_of_each_kind() if few else results.find(RESULTS)
     pages = {f"measured/{name}": text for name, text in measured(chosen)} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        pages |= {f"lessons/{name}": text for name, text in lesson(path)}
+        pages |= {f"lessons/{name}": text for name, text in lesson(OUTPUTS / path.name)}
+        pages[f"lessons/taken/{path.name}"] = path.read_text(encoding="utf-8")
     pages["lessons/index.md"] = lessons_page()
     pages["lessons/players/race-data.js"] = race.script()  # where what is served as it stands is made
     pages["lessons/players/race.css"] = style()
@@ -97,7 +97,6 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
     shown = 0
     notebook.cells = [file_shown(this) for this in notebook.cells]
     fold(notebook.cells)
-    yield f"taken/{path.name}", text_without_outputs(path)
     for this in notebook.cells:
         if this.cell_type != "code":
             this["source"] = this.source.replace("](../docs/", "](../")  # the page lies in docs/lessons
@@ -299,4 +298,4 @@ def with_figure(result: results.Result, shown: Shown | None) -> str:
     said, _, tables = KINDS[result.kind].markdown(result).partition("\n\n")
     back = "*One of [all files](index.md).*"
     head = f"---\norphan: true\n---\n\n# {result.kind}: {result.about}\n\n{back} {said}."
-    return f"{head}\n\n| what | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"
+    return f"{head}\n\n| what | value |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"

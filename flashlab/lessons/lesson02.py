@@ -137,7 +137,7 @@ EXERCISES = (
         hints=(
             "Three lines: the new maximum from `top` and `x.max()`; the new total; then `top = new_top`.",
             "The old total was a sum of exp(x − top). To make it one of exp(x − new_top), multiply by exp(top − new_top).",
-            "At the start top is −inf and exp(−inf) = 0: the first tile rescales nothing by accident.",
+            "At the start top is −inf and exp(−inf) = 0, so the first tile needs no special case.",
         ),
         slips={"q": "Two passes read q twice."},
         out_tile=_column_tiles,

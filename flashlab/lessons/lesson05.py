@@ -200,7 +200,7 @@ EXERCISES = (
         hints=(
             "A warp may be far ahead of another. Between a write of one thread and a read of another there has to be a barrier.",
             "Two places: before the loop (parts are written, then read), and at the end of each round of it.",
-            "What a barrier does that not all threads of the block come to is undefined: it must stand outside of `if (t < half)`.",
+            "If some threads never reach a barrier, nothing defines what it does: it must stand outside `if (t < half)`.",
         ),
         slips={
             "sums": "One thread writes the sum, once.",
@@ -296,7 +296,7 @@ PREDICTIONS = (
         name="05.1",
         truth=lambda: {"blocks": 8, "idle_threads": 24},
         slips=lambda: {
-            "blocks": {"rounded down: the last 104 elements would be nobody's": 7, "threads, not blocks": 1024},
+            "blocks": {"rounded down: the last 104 elements would have no thread": 7, "threads, not blocks": 1024},
             "idle_threads": {
                 "those of the last block that have work": 104,
                 "a whole block": 128,

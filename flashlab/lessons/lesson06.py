@@ -120,8 +120,7 @@ EXERCISES = (
             "in its place, "
             "`copy_commit()` alone, keeps the count right.",
             "copy_wait waits for this thread's own copies. For those of the others there has to be a barrier after "
-            "it; and one after "
-            "the sum, before anybody copies into that place again.",
+            "it; and one after the sum, before any thread copies into that place again.",
         ),
         slips={
             "x": "Each tile is copied once.",

@@ -136,8 +136,8 @@ EXERCISES = (
         name="07.3",
         title="Requested bytes, and what they say",
         task="A matrix times a vector. With a warp for each row, x is requested once a row. Let a warp do four rows "
-        "at once, and x is requested "
-        "a quarter as often. (DRAM would hardly notice: x stays in the L2. The requests that the SM has to make, it notices.)",
+        "at once, and x is requested a quarter as often. (DRAM would hardly notice, since x stays in the L2. The SM does notice "
+        "how many requests it makes.)",
         kernel="four_rows",
         parameters="const float* a, const float* x, float* y, int rows, int cols",
         launches=_four_rows,

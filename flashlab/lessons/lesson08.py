@@ -47,7 +47,7 @@ def _tile_slips(problem: Problem, device: Device) -> dict[str, Tile]:
         "Q takes room, too": tile(q=0),
         "Q is there once": tile(q=2),
         "SRAM is counted in bytes: an element is problem.itemsize of them": tile(row=whole),
-        "a box has 64 columns, also where the head dim ends before them": tile(row=problem.head_dim * problem.itemsize),
+        "a box has 64 columns, even where the head dim ends before them": tile(row=problem.head_dim * problem.itemsize),
         "a box has 256 rows at most": tile(most=1 << 30),
         "a box may have 256 rows": tile(most=128),
     }
@@ -167,7 +167,7 @@ EXERCISES = (
         budget=_budget,
         hints=(
             "P is None until the first softmax. Where it isn't, load V of tile j + 1 and add P V to acc.",
-            "Only then comes the softmax: alpha rescales an acc that has the tile before in it already.",
+            "Only then comes the softmax: alpha rescales an acc that already contains the tile before.",
             "After the loop one P is still waiting, that of the tile visited last: `block.walk[0]`. With no tiles there is none.",
         ),
         slips={

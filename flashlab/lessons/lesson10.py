@@ -99,23 +99,23 @@ EXERCISES = (
     KernelExercise(
         name="10.1",
         title="An empty page",
-        task="FlashAttention-2 with a causal mask, from nothing. The file has a signature and two braces. The check wants the "
-        "numbers, at any length; each byte of the budget, which is that of `flash2` with tiles of 64 × 32, and which skips what "
-        "the mask hides; no race, no access out of bounds; and not more passes over the banks of SRAM than 16-byte loads need, "
-        "with a quarter to spare, where each shuffle is a pass too. Then it predicts a time, and gives a score.",
+        task="FlashAttention-2 with a causal mask, from nothing. The file has a signature and two braces. The check wants right "
+        "numbers at any length, and no race or access out of bounds. It wants the bytes of `flash2` with tiles of 64 × 32, which "
+        "skips what the mask hides. And it allows as many passes over the banks of SRAM as 16-byte loads need, and a quarter more; "
+        "each shuffle is a pass too. Then it predicts a time, and gives a score.",
         kernel="capstone",
         parameters="const float* q, const float* k, const float* v, float* out, float* lse, int len_q, int len_kv, float scale",
         launches=_launches,
         hints=(
-            "Begin with your file of exercise 05.5. Its numbers are right but for the mask.",
-            "Which is the last key that the *last* query of the tile sees? A tile of keys that begins behind it isn't loaded.",
+            "Begin with your file of exercise 05.5. Its numbers are right except for the mask.",
+            "Which is the last key that the *last* query of the tile sees? A tile of keys that begins after it isn't loaded.",
             "A score is hidden if its key is greater than `row + len_kv - len_q`: −INFINITY.",
             "`float4` in shared memory, in registers, and through `reinterpret_cast<const float4*>`: four numbers a load.",
         ),
         slips={
             "q": "A query is loaded once, before the loop.",
-            "k": "Each block loads each tile of K once that its last query sees some of, and no other.",
-            "v": "Each block loads each tile of V once that its last query sees some of, and no other.",
+            "k": "Each block loads those tiles of K that its last query sees any of, once each, and no other.",
+            "v": "Each block loads those tiles of V that its last query sees any of, once each, and no other.",
             "out": "out is written once, after the loop, and never read.",
             "lse": "One number for each query.",
             "passes": "A warp that reads K a float at a time makes four passes where a float4 makes two; a shuffle brings each "

@@ -1,15 +1,13 @@
 """The lessons' notebooks, as they are installed: `flashlab lessons` copies them to where their reader works on them.
 
-They are kept with what their cells give, for who reads them on the site. Their reader is to predict first: a copy has none of it.
+No cell of theirs has run, for a reader is to predict first. The site has what the cells give.
 """
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from simulator.errors import UsageError
 
@@ -36,25 +34,8 @@ def originals() -> list[Path]:
     return sorted((installed if installed.is_dir() else _PACKAGE.parent / "notebooks").glob("*.ipynb"))
 
 
-def without_outputs(notebook: dict[str, Any]) -> dict[str, Any]:
-    """A notebook whose cells have not run.
-
-    >>> without_outputs({"cells": [{"cell_type": "code", "outputs": [1], "execution_count": 2}]})["cells"]
-    [{'cell_type': 'code', 'outputs': [], 'execution_count': None}]
-    """
-    unrun: dict[str, Any] = {"outputs": [], "execution_count": None}
-    cells = [cell | unrun if cell["cell_type"] == "code" else cell for cell in notebook["cells"]]
-    return notebook | {"cells": cells}
-
-
-def text_without_outputs(path: Path) -> str:
-    """The text of a notebook in a file, as if no cell had run."""
-    notebook = without_outputs(json.loads(path.read_text(encoding="utf-8")))
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-
-
 def copy(folder: str | Path) -> Copies:
-    """Copy the notebooks into a folder, which is made, without outputs. A file that is there already stays as it is.
+    """Copy the notebooks into a folder, which is made. A file that is there already stays as it is.
 
     Raises `UsageError` for a folder that can't be written, which is left as it was.
     """
@@ -66,7 +47,7 @@ def copy(folder: str | Path) -> Copies:
             try:
                 with open(target / path.name, "x", encoding="utf-8") as file:  # never over another's work
                     copied.append(path.name)
-                    file.write(text_without_outputs(path))
+                    file.write(path.read_text(encoding="utf-8"))
             except FileExistsError:
                 kept.append(path.name)
     except OSError as error:

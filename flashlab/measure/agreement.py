@@ -103,7 +103,7 @@ class Agreement:
 
         s = self.summary
         rows = [(what, str(compared), str(equal)) for what, (equal, compared) in s["by_quantity"].items()]
-        table("the emulator's counts and the hardware's", ("", "launches", "equal"), rows)
+        table("the emulator's counts and the hardware's", ("count", "launches", "equal"), rows)
         for row in self.differing[:20]:
             line(f"{row.case}, {row.launch}: {row.what}: emulator {row.emulator:,}, GPU {row.gpu:,}")
         for text in (*self.findings, *self.errors):
@@ -214,7 +214,7 @@ def headline(data: Agreed) -> str:
 def table(data: Agreed) -> str:
     """A row per quantity."""
     rows = [(what, f"{n:,}", f"{equal:,}") for what, (equal, n) in data.summary.by_quantity.items()]
-    return markdown_table(("", "launches", "equal"), rows)
+    return markdown_table(("count", "launches", "equal"), rows)
 
 
 def passed(data: Content, algorithm: str) -> bool | None:

@@ -1,7 +1,10 @@
 """The notebooks: made from their sources, run, and compared with what was committed.
 
-    python notebooks/source/lessons.py build [NAME …]    notebooks/source/*.md to notebooks/*.ipynb, with their outputs
+    python notebooks/source/lessons.py build [NAME …]    make them from notebooks/source/*.md
     python notebooks/source/lessons.py check [NAME …]    run copies, and say where the committed ones are stale
+
+notebooks/*.ipynb are what a reader opens, wherever that is: no cell of theirs has run, for a reader is to predict first.
+notebooks/outputs/*.ipynb are the same after each cell has run. The site shows these, with what a question asks for folded.
 
 A source is Markdown; what is fenced as `python` is a cell. `<!-- exercise: 00.1 -->` on a line of its own stands for the
 exercise: task, skeleton, check, hints and solution, all from flashlab/lessons. Sources, text and integers are compared
@@ -36,7 +39,7 @@ from flashlab.lessons.exercise import Exercise  # noqa: E402
 from flashlab.lessons.kernel_exercise import KernelExercise  # noqa: E402
 from flashlab.lessons.show import TABLE  # noqa: E402
 
-SOURCES, NOTEBOOKS = ROOT / "notebooks" / "source", ROOT / "notebooks"
+SOURCES, NOTEBOOKS, OUTPUTS = ROOT / "notebooks" / "source", ROOT / "notebooks", ROOT / "notebooks" / "outputs"
 CLOSE = 1e-3
 """How far floats may be apart, relative."""
 LARGEST = 500_000
@@ -228,18 +231,24 @@ def near(a: float, b: float) -> bool:
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
+def text(notebook: NotebookNode) -> str:
+    return nbformat.writes(notebook, indent=1) + "\n"
+
+
 def build(name: str) -> None:
-    notebook = run(notebook_of((SOURCES / f"{name}.md").read_text(encoding="utf-8")))
-    replace_file(NOTEBOOKS / f"{name}.ipynb", nbformat.writes(notebook, indent=1) + "\n")
+    notebook = notebook_of((SOURCES / f"{name}.md").read_text(encoding="utf-8"))
+    replace_file(NOTEBOOKS / f"{name}.ipynb", text(notebook))
+    replace_file(OUTPUTS / f"{name}.ipynb", text(run(notebook)))
 
 
 def check(name: str) -> list[str]:
-    path = NOTEBOOKS / f"{name}.ipynb"
-    if not path.is_file():
+    paths = NOTEBOOKS / f"{name}.ipynb", OUTPUTS / f"{name}.ipynb"
+    if not all(path.is_file() for path in paths):
         return [f"{name}: no notebook of this source"]
-    committed = nbformat.read(path, as_version=4)
-    fresh = run(notebook_of((SOURCES / f"{name}.md").read_text(encoding="utf-8")))
-    return [f"{name}, {what}" for what in differences(committed, fresh)]
+    unrun, committed = (nbformat.read(path, as_version=4) for path in paths)
+    fresh = notebook_of((SOURCES / f"{name}.md").read_text(encoding="utf-8"))
+    stale = [f"{name}, before it runs, {what}" for what in differences(unrun, fresh)]
+    return stale + [f"{name}, {what}" for what in differences(committed, run(fresh))]
 
 
 def main() -> None:

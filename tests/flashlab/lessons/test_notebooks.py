@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
 
+from docs._site import pages, readme
 from docs._site.release import Release
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 from flashlab.lessons.show import TABLE
@@ -33,7 +34,12 @@ def source(name: str) -> str:
 
 
 def committed(name: str) -> NotebookNode:
-    return nbformat.read(lessons.NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    return nbformat.read(lessons.OUTPUTS / f"{name}.ipynb", as_version=4)
+
+
+def opened(path: Path) -> NotebookNode:
+    """What a reader has on the screen who opens this file, before anything runs."""
+    return nbformat.read(path, as_version=4)
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +72,39 @@ def test_a_learner_gets_through(name: str):
 
 def test_every_lesson_has_a_notebook_and_nothing_else_lies_there():
     assert [name.split("_")[0] for name in NAMES] == list(LESSONS)
-    assert sorted(path.stem for path in lessons.NOTEBOOKS.glob("*.ipynb")) == NAMES
+    for folder in (lessons.NOTEBOOKS, lessons.OUTPUTS):
+        assert sorted(path.stem for path in folder.glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_reader_opens_is_the_source_and_no_cell_has_run(name: str):
+    """A reader predicts first. What the site shows has the same cells, and their outputs."""
+    notebook, shown = opened(lessons.NOTEBOOKS / f"{name}.ipynb"), committed(name)
+    assert notebook == lessons.notebook_of(source(name)), "run make lessons"
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+    assert [cell.source for cell in notebook.cells] == [cell.source for cell in shown.cells]
+    assert any(cell.get("outputs") for cell in shown.cells)
+
+
+PLACES = [
+    Release("x", "", False),
+    Release("x", "", True),
+    *(Release("x", "https://github.com/us/it", n) for n in (0, 1)),
+]
+
+
+@pytest.mark.parametrize("where", PLACES, ids=lambda x: f"{x.repository or 'nowhere'}, {bool(x.released)}")
+def test_links_and_containers_open_a_notebook_that_has_not_run(where: Release):
+    """Binder, Colab, the container's and a checkout's pages: what each opens lies here, without outputs."""
+    texts = [text for _, made in readme.drawn(where) for text in made.values()]
+    texts += [pages.taken(f"{name}.ipynb", where.github) for name in NAMES]
+    texts += [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Dockerfile")]
+    found = [path for text in texts for path in re.findall(r"(?<![\w/-])notebooks/[\w/]*\.ipynb", text)]
+    found += [path for text in texts for path in re.findall(r"(?:labpath=|/blob/HEAD/)([\w/.-]+)", text)]
+    assert len([text for text in texts if "mybinder.org" in text]) == (len(NAMES) + 1) * bool(where.repository)
+    assert len(found) >= 3
+    for path in found:
+        assert not any(cell.get("outputs") for cell in opened(ROOT / path).cells), path
 
 
 @pytest.mark.parametrize("name", NAMES)
