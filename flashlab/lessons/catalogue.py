@@ -20,11 +20,14 @@ from flashlab.lessons import (
     lesson08,
     lesson09,
     lesson10,
+    lesson11,
 )
 from simulator import Program
 
 _MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09)
 _KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10)
+_BOTH = (lesson11,)
+"""They have tile programs and, as `KERNEL_EXERCISES`, `.cu` files."""
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -38,12 +41,17 @@ LESSONS = {
     "08": "FlashAttention-3 on Hopper",
     "09": "Eight bits",
     "10": "An empty page",
+    "11": "The way back",
 }
-EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
-KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
+EXERCISES = {exercise.name: exercise for module in (*_MODULES, *_BOTH) for exercise in module.EXERCISES}
+KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES} | {
+    exercise.name: exercise for module in _BOTH for exercise in module.KERNEL_EXERCISES
+}
 """Those whose answer is a `.cu` file."""
 PREDICTIONS = {
-    prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
+    prediction.name: prediction
+    for module in (*_MODULES, *_KERNEL_MODULES, *_BOTH)
+    for prediction in module.PREDICTIONS
 }
 
 

@@ -30,7 +30,7 @@ from simulator.trace import Event, Recorder
 WAYS = {"hbm.read": "reads {} from HBM", "sram.read": "reads {} from SRAM", "sram.write": "writes {} to SRAM"}
 Moved = tuple[Any, ...]
 """A tile of a tensor, or a way and a tensor."""
-LOOPS = ("i", "j", "c", "step")
+LOOPS = ("g", "i", "j", "c", "step")
 """The variables of loops that a step is told by."""
 FAR_OFF = 60.0
 """So far from a row's maximum exponentials overflow, or vanish, in float32 or soon after."""
@@ -111,12 +111,14 @@ def compare(
 
 
 def _run(program: Program, case: Case, head: tuple[int, int]) -> tuple[Steps, Trace]:
-    """One head of a case, block by block; what raises ends it."""
-    b, h = head
-    kv = h // case.problem.queries_per_kv
-    q, k, v = case.inputs()
-    data = {"q": q[b : b + 1, h : h + 1], "k": k[b : b + 1, kv : kv + 1], "v": v[b : b + 1, kv : kv + 1]}
-    one, device, steps = case.problem.replace(batch=1, heads=1, kv_heads=None), Device.named(case.device), Steps()
+    """One head of a case, block by block; what raises ends it. Where outputs are sums over a group of heads, all of the group."""
+    (b, h), p = head, case.problem
+    sums = any("kv_heads" in operand.axes for operand in program.operation.outputs)
+    kv, group = h // p.queries_per_kv, p.queries_per_kv if sums else 1
+    first = h // group * group
+    where = {"batch": slice(b, b + 1), "heads": slice(first, first + group), "kv_heads": slice(kv, kv + 1)}
+    data = {name: program.operation.operand(name, p).cut(x, where) for name, x in case.arrays().items()}
+    one, device, steps = p.replace(batch=1, heads=group, kv_heads=1), Device.named(case.device), Steps()
     config = program.configure(one, device, None if case.own_tile else case.tile)
     machine = watch.WatchedMachine(program.name, program.operation, one, config, device, data=data, recorder=steps)
     try:
@@ -352,7 +354,7 @@ def _feeding(stored: Stored, event: Event, sources: Mapping[str, tuple[int, str]
 
 @cache
 def _flows(text: str) -> tuple[dict[str, set[str]], list[tuple[int, int, set[str]]]]:
-    """What each variable is assigned from, and the variables in what each `block.store` stores, with its lines."""
+    """What each variable is assigned from, and the variables in what each `block.store` or `atomic_add` takes, with its lines."""
 
     def names(node: ast.AST) -> set[str]:
         return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
@@ -373,7 +375,7 @@ def _flows(text: str) -> tuple[dict[str, set[str]], list[tuple[int, int, set[str
         elif node.func.attr == "put":
             for name in names(node.args[0]):
                 flows[name] |= names(node.args[1])
-        elif node.func.attr == "store":
+        elif node.func.attr in ("store", "atomic_add"):
             stores.append((node.lineno, node.end_lineno or node.lineno, names(node.args[1])))
     return dict(flows), stores
 
