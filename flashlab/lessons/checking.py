@@ -107,7 +107,7 @@ def _program(answer: Any, exercise: Exercise) -> tuple[Program, Verdict | None]:
         return nobody, Verdict(exercise.name, "usage", message)
     if answer.operation.name != (due := solution(exercise.name).operation.name):
         above = "@fl.program" if due == "attention" else f'@fl.program(operation="{due}")'
-        message = f"{answer.name} is a program of {answer.operation.name}, and this exercise is one of {due}: write {above} above it"
+        message = f"{answer.name} is a program of {answer.operation.name}, and this asks for one of {due}: write {above} above it"
         return nobody, Verdict(exercise.name, "usage", message)
     if _code_of(answer) == _squeezed(exercise.skeleton):
         return answer, Verdict(

@@ -140,7 +140,7 @@ class Exercise:
 
     `truth(problem, q, k, v)` is what `out` must be, `budget(problem, tile)` what may be moved. For another operation than
     attention `truth` takes what its case's `arrays` are. `out_tile` is the shape of the tiles that messages name (None: row
-    tiles of the case's tile). `hints` get stronger one by one. What is `extra` counts for no one's progress.
+    tiles of the case's tile). `hints` get stronger one by one. What is `extra` counts for nobody's progress.
     """
 
     name: str

@@ -52,8 +52,9 @@ class KernelExercise:
 
     With `conflict_free` every access to SRAM must take as few passes over the banks as its bytes need. `slips` say by tensor
     what it usually means when its bytes are off, and by the kind of a finding, or of what there is too much of. `hints` get
-    stronger one by one. What is `extra` counts for no one's progress. `score` says of a right answer how good it is, by its launch and by what it moved. `rule` finds in its
-    text what the task forbids where no count tells: the line, and what is wrong with it.
+    stronger one by one. `score` says of a right answer how good it is, by its launch and by what it moved. `rule` finds in its
+    text what the task forbids where no count tells: the line, and what is wrong with it. What is `extra` counts for nobody's
+    progress.
     """
 
     name: str

@@ -40,13 +40,14 @@ _VALUE = re.compile(r" = -?\d[\d.e+-]*")
 
 
 class Stored(NamedTuple):
-    """A tile that was stored: where, and its values `(rows, cols)`."""
+    """A tile that was stored, or `added` by atomics: where, and its values `(rows, cols)`."""
 
     tensor: str
     rows: tuple[int, int]
     cols: tuple[int, int]
     values: Array
     line: int
+    added: bool = False
 
     @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
@@ -70,11 +71,12 @@ class Steps(Recorder):
         super().bytes(tensor, nbytes, frame)
 
     def store(self, tensor: str, values: Array) -> None:
-        """Note the values that the newest transfer, a store, has moved."""
+        """Note the values that the newest transfer, a store or an addition, has moved."""
         moved = self.events[-1].transfers[-1]
         (first, last), (start, stop) = moved.rows or (0, 0), moved.cols or (0, 0)
         inside = values[: last - first, : stop - start].copy()
-        self.stored[-1].append(Stored(tensor, (first, last), (start, stop), inside, moved.line))
+        added = "hbm.atomic" in moved.nbytes
+        self.stored[-1].append(Stored(tensor, (first, last), (start, stop), inside, moved.line, added))
 
     def _begin(self, name: str, frame: FrameType) -> None:
         super()._begin(name, frame)
@@ -319,6 +321,9 @@ def _store(
                 {y.place for y in others}]  # fmt: skip
         yours = f"stores {elsewhere[0]}" if elsewhere else f"stores them to {into[0]}" if into else "does not"
         return f": the solution stores {where}; yours {yours}"
+    if due.added != there[0].added:
+        ours, yours = ("adds to", "stores there") if due.added else ("stores", "adds to what is there")
+        return f": the solution {ours} {where}, and yours {yours}"
     if any(same(x.values, due.values, close) for x in there):
         return ""
     scope = {name: x[: due.values.shape[0]] for name, x in {**before, **event.values}.items()}

@@ -90,7 +90,7 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception, monkeypatch: py
         r"tile \d+|line \d+|^\w+ (read|written)|block\.(exp|matmul)", verdict.message
     )  # tensor, tile or line
     if verdict.kind in checking.TUTORED and not EXERCISES[wrong.exercise].cases(Random(0))[0].own_tile:
-        assert verdict.step in steps_of(marked, wrong.was), verdict.tutor
+        assert verdict.step in ({wrong.at} if wrong.at else steps_of(marked, wrong.was)), verdict.tutor
         assert verdict.due is not None and verdict.tutor in repr(verdict)
 
 
