@@ -21,13 +21,12 @@ from flashlab.lessons import (
     lesson09,
     lesson10,
     lesson11,
+    lesson11_kernels,
 )
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09)
-_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10)
-_BOTH = (lesson11,)
-"""They have tile programs and, as `KERNEL_EXERCISES`, `.cu` files."""
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11)
+_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels)
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -43,15 +42,11 @@ LESSONS = {
     "10": "An empty page",
     "11": "The way back",
 }
-EXERCISES = {exercise.name: exercise for module in (*_MODULES, *_BOTH) for exercise in module.EXERCISES}
-KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES} | {
-    exercise.name: exercise for module in _BOTH for exercise in module.KERNEL_EXERCISES
-}
+EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
+KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
 """Those whose answer is a `.cu` file."""
 PREDICTIONS = {
-    prediction.name: prediction
-    for module in (*_MODULES, *_KERNEL_MODULES, *_BOTH)
-    for prediction in module.PREDICTIONS
+    prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
 }
 
 
