@@ -12,7 +12,7 @@ from simulator import misuse
 from simulator.block import Block
 from simulator.config import Config, warps_for
 from simulator.devices import Device
-from simulator.errors import Said, UsageError
+from simulator.errors import Said, UsageError, unknown
 from simulator.machine import Machine
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation
@@ -87,13 +87,13 @@ class Program:
 
 
 def program(
-    body: Body | None = None, *, configure: Configure = configure_plainly, operation: Operation = ATTENTION
+    body: Body | None = None, *, configure: Configure = configure_plainly, operation: Operation | str = ATTENTION
 ) -> Any:
     """Make a tile program of a function `(m, q, k, v, problem, tile)`.
 
     The function launches blocks and returns `out` or `(out, lse)`. `configure(problem, device, tile)` chooses tile and
-    warps where a plain 64 x 64 won't do. A program of another `operation` takes that operation's inputs in place of q,
-    k, v, and returns its outputs.
+    warps where a plain 64 x 64 won't do. A program of another `operation`, or of its name as in `operation="backward"`,
+    takes that operation's inputs in place of q, k, v, and returns its outputs.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -108,4 +108,15 @@ def program(
     >>> fl.count(diagonal, p).hbm.read
     16384
     """
-    return Program(body, configure, operation) if body is not None else lambda f: Program(f, configure, operation)  # pyright: ignore
+    of = _named(operation) if isinstance(operation, str) else operation
+    return Program(body, configure, of) if body is not None else lambda f: Program(f, configure, of)  # pyright: ignore
+
+
+def _named(name: str) -> Operation:
+    """The operation of this name, among those of the catalogue's algorithms."""
+    from simulator.catalogue import CATALOGUE  # whose programs come from here
+
+    known = {row.operation.name: row.operation for row in CATALOGUE.values()}
+    if name not in known:
+        raise unknown("operation", name, known)
+    return known[name]

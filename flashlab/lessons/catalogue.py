@@ -20,11 +20,13 @@ from flashlab.lessons import (
     lesson08,
     lesson09,
     lesson10,
+    lesson11,
+    lesson11_kernels,
 )
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09)
-_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10)
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11)
+_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels)
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -38,6 +40,7 @@ LESSONS = {
     "08": "FlashAttention-3 on Hopper",
     "09": "Eight bits",
     "10": "An empty page",
+    "11": "The way back",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}

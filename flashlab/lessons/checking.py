@@ -24,7 +24,7 @@ import numpy as np
 from flashlab.base.process import IN_A_BROWSER, run_child
 from flashlab.base.scratch import scratch
 from flashlab.lessons import record
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, solution
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
 from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.rules import Did
@@ -104,6 +104,10 @@ def _program(answer: Any, exercise: Exercise) -> tuple[Program, Verdict | None]:
     if not isinstance(answer, Program):
         what = getattr(answer, "__name__", type(answer).__name__)
         message = f"{what} is no tile program: write @fl.program above it, and hand over the function itself"
+        return nobody, Verdict(exercise.name, "usage", message)
+    if answer.operation.name != (due := solution(exercise.name).operation.name):
+        above = "@fl.program" if due == "attention" else f'@fl.program(operation="{due}")'
+        message = f"{answer.name} is a program of {answer.operation.name}, and this asks for one of {due}: write {above} above it"
         return nobody, Verdict(exercise.name, "usage", message)
     if _code_of(answer) == _squeezed(exercise.skeleton):
         return answer, Verdict(
@@ -202,7 +206,6 @@ def _failed(exercise: Exercise, case: Case, folder: Path, file: str, printed: st
 
 def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: str) -> Verdict:
     result = _read(folder / f"case{n}.json")
-    out: Array = np.load(folder / f"out{n}.npy", allow_pickle=False)
     budget = exercise.budget(case.problem, case.tile)
     lines = _lines(result["tensors"], budget.tensors) + _sram_lines(result["sram"], budget.sram)
     limit, peak = Device.named(case.device).sram_per_block, result["sram_peak"]
@@ -211,12 +214,13 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     passed = Verdict(
         exercise.name, "passed", "", lines, _said(case), sram=sram, afterwards=exercise.afterwards, printed=printed
     )
-    truth = exercise.truth(case.problem, *case.inputs())
-    wrong = truth.wrong(out)
-    if wrong.any():
-        stored: Array = np.load(folder / f"stored{n}.npy", allow_pickle=False)
-        place, message = _first_wrong_tile(exercise, case, truth.out, out, wrong, stored)
-        return replace(passed, kind="numbers", message=message, afterwards="", place=place)
+    truth = exercise.truth(case.problem, *case.arrays().values())
+    for due in (truth, *truth.also):
+        out: Array = np.load(folder / f"{due.of}{n}.npy", allow_pickle=False)
+        if (wrong := due.wrong(out)).any():
+            stored: Array = np.load(folder / f"{due.of}_stored{n}.npy", allow_pickle=False)
+            place, message = _first_wrong_tile(exercise, case, due, out, wrong, stored)
+            return replace(passed, kind="numbers", message=message, afterwards="", place=place)
     if truth.lse is not None and (found := _wrong_lse(case, truth, folder / f"lse{n}.npy")):
         return replace(passed, kind="numbers", message=found[1], afterwards="", place=found[0])
     lines = tuple(replace(line, right=True) for line in lines)
@@ -284,20 +288,27 @@ def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
 
 
 def _first_wrong_tile(
-    exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array, stored: Array
+    exercise: Exercise, case: Case, truth: Truth, out: Array, wrong: Array, stored: Array
 ) -> tuple[Place, str]:
-    """The first wrong tile, and where it is and how wrong, in words. `stored` says what a head's program has stored."""
+    """The first wrong tile, and where it is and how wrong, in words. `stored` says what a head's program has stored.
+
+    The place of an output of keys has the first query head of the group.
+    """
     b, h, row, col = (int(n) for n in np.argwhere(wrong)[0])
-    rows, cols = exercise.out_tile(case) if exercise.out_tile else (case.tile.rows, out.shape[-1])
+    a_tile = case.tile.cols if truth.of_keys else case.tile.rows
+    rows, cols = exercise.out_tile(case) if exercise.out_tile else (a_tile, out.shape[-1])
     i, j = row // rows, col // cols
     at = (b, h, slice(i * rows, (i + 1) * rows), slice(j * cols, (j + 1) * cols))
-    tile, due = out[at].astype(np.float64), truth[at]
+    tile, due = out[at].astype(np.float64), truth.out[at]
     which = f"row tile {i}" + (f", column tile {j}" if cols < out.shape[-1] else "")
-    where = f"out, {which} (rows {i * rows} to {i * rows + tile.shape[0] - 1}) of batch {b}, head {h}, on {_said(case)}"
+    group = case.problem.queries_per_kv if truth.of_keys else 1
+    last, head = i * rows + tile.shape[0] - 1, f"{'KV ' if group > 1 else ''}head {h}"
+    where = f"{truth.of}, {which} (rows {i * rows} to {last}) of batch {b}, {head}, on {_said(case)}"
+    place = Place(b, h * group, i, j)
     if not stored[at[2:]].any():
-        return Place(b, h, i, j), f"{where}: it was never stored"
+        return place, f"{where}: it was never stored"
     if np.isnan(tile).all():
-        return Place(b, h, i, j), f"{where}: it was stored, but it is NaN throughout"
+        return place, f"{where}: it was stored, but it is NaN throughout"
     off = np.abs(tile - due)
     r, c = np.unravel_index(int(np.argmax(np.where(np.isnan(off), np.inf, off))), off.shape)
     r, c = int(r), int(c)
@@ -309,7 +320,7 @@ def _first_wrong_tile(
         ratio = f"; the whole tile is {np.median(quotients):.4g} times what it should be"
     element = f"[{i * rows + r}, {j * cols + c}]"
     yours, right = told_apart(tile[r, c], due[r, c])
-    return Place(b, h, i, j), f"{where}: the worst element, {element}, is {yours} and should be {right}{ratio}"
+    return place, f"{where}: the worst element, {element}, is {yours} and should be {right}{ratio}"
 
 
 def _wrong_lse(case: Case, truth: Truth, saved: Path) -> tuple[Place, str] | None:

@@ -73,9 +73,8 @@ def work(folder: Path) -> None:
             program = cast(Program, pickle.loads(job["program"]))
             for n, case in enumerate(job["cases"] if job["head"] is None else ()):
                 result = run(program, case)
-                for name in ("out", "lse", "stored"):
-                    if name in result:
-                        np.save(folder / f"{name}{n}.npy", cast(Array, result.pop(name)))
+                for name, x in result.pop("arrays").items():
+                    np.save(folder / f"{name}{n}.npy", x)
                 _write(folder / f"case{n}.json", result)
             if job["head"] is not None:
                 _write(folder / "tutor.json", in_step(program, job))
@@ -85,11 +84,10 @@ def work(folder: Path) -> None:
 
 
 def run(program: Program, case: Case) -> dict[str, Any]:
-    """Run a program on a case: `out`, the `lse` if it made one, and its counts as plain data."""
+    """Run a program on a case: its outputs and what it stored of each, as "arrays", and its counts as plain data."""
     problem, device = case.problem, Device.named(case.device)
     config = program.configure(problem, device, None if case.own_tile else case.tile)
-    data = dict(zip("qkv", case.inputs(), strict=True))
-    machine = WatchedMachine(program.name, program.operation, problem, config, device, data=data)
+    machine = WatchedMachine(program.name, program.operation, problem, config, device, data=case.arrays())
     try:
         result: Any = program(machine, *machine.inputs, problem, config.tile)
     except SramOverflow as error:
@@ -97,14 +95,16 @@ def run(program: Program, case: Case) -> dict[str, Any]:
         raise
     out = cast(object, result[0] if type(result) is tuple and result else result)
     if not isinstance(out, HbmTensor) or out.name not in machine.outputs:
-        raise Shortcut(
-            f"it returned {_named(out)} where m.output('out') is expected, filled tile by tile with block.store"
-        )
+        names = " or ".join(f"m.output({x.name!r})" for x in program.operation.written(problem))
+        raise Shortcut(f"it returned {_named(out)} where {names} is expected, filled tile by tile with block.store")
     counts = machine.close()
-    lse = {"lse": machine.result("lse")} if "lse" in machine.outputs else {}
-    return lse | {
-        "out": machine.result("out"),
-        "stored": machine.stored.get("out", np.zeros((out.rows, out.cols), bool)),
+    outputs = {name: machine.result(name) for name in machine.outputs}
+    stored = {
+        f"{name}_stored": machine.stored.get(name, np.zeros((x.rows, x.cols), bool))
+        for name, x in machine.outputs.items()
+    }
+    return {
+        "arrays": outputs | stored,
         "remarks": machine.remarks,
         "sizes": {t.name: t.spec.heads * t.rows * t.spec.row_bytes for t in machine.inputs},
         "sram": {name: [t.sram_read, t.sram_write] for name, t in counts.by_tensor.items()},

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
 from flashlab.lessons.pipelines import cp_async, ping_pong, tma
 from flashlab.views.palette import LIGHT
 from simulator import CATALOGUE, DEVICES, Problem, count, random_inputs, simulate
 from simulator.catalogue import ladder
+from simulator.dtypes import Array
+from simulator.operations.backward import BACKWARD
 from simulator.problem import Tile
 from simulator.programs.flash_decoding import CHILDREN, Splits
 
@@ -160,6 +164,74 @@ def recomputed() -> Drawing:
     return bars("What recomputation saves: the most bytes allocated at once", figures)
 
 
+def swapped() -> Drawing:
+    """Which tile of S a block visits as its n-th, forwards and backwards, from traces. A block has a colour."""
+    problem = Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    arrays, colours, side = BACKWARD.draw(problem), (BLUE, ORANGE, GREEN, PINK), 46
+    shapes, figures = list[str](), dict[str, float]()
+    for n, (name, walked, said) in enumerate(
+        (("flash2", "k", "forwards: a block has queries"), ("flash2_backward", "q", "backwards: a block has keys"))
+    ):
+        given = arrays if name == "flash2_backward" else {x: arrays[x] for x in "qkv"}
+        trace = simulate(name, **given, causal=True, tile=(16, 16), trace=(0, 0)).trace
+        assert trace is not None
+        moved = [(event, t) for event in trace.events for t in event.transfers if event.launch == name and t.rows]
+        for tensor in "qk":
+            figures[f"{name}: tiles of {tensor} loaded"] = sum(t.tensor == tensor for _, t in moved)
+        if name == "flash2_backward":
+            figures["additions to dq"] = sum(t.tensor == "dq_sum" for _, t in moved)
+        visits = [(event.block[0], (t.rows or (0, 0))[0] // 16) for event, t in moved if t.tensor == walked]
+        left = 40 + 260 * n
+        shapes += [text(left - 24, 18, said), text(left, 62 + 4 * side, "queries ↓, keys →")]
+        for at, (block, other) in enumerate(visits):
+            i, j = (block, other) if name == "flash2" else (other, block)
+            turn = sum(before == block for before, _ in visits[:at]) + 1
+            x, y = left + side * j, 40 + side * i
+            shapes.append(box(x, y, side, side, colours[block]))
+            shapes.append(text(x + side / 2, y + side / 2 + 5, str(turn), "middle", INK if block == 3 else "white"))
+    return Drawing(
+        "The loops before and after they swap: a colour for each block, its tiles by their turn", 262, shapes, figures
+    )
+
+
+def unstored() -> Drawing:
+    """Which weights dropout drops, as both passes find it at tiles of their own. With one-hot V and dO they write P ∘ Z out."""
+    size, cell, keep = 32, 7, 0.75
+    problem = Problem(batch=1, heads=1, len_q=size, head_dim=size, dtype="float32", dropout=1 - keep)
+    arrays = BACKWARD.draw(problem, seed=1)
+    arrays["v"] = arrays["dout"] = np.eye(size, dtype=np.float32)[None, None]
+    given = {x: arrays[x] for x in ("q", "k", "v", "rng_state")}
+    forward, backward = (16, 16), (16, 32)
+    one = simulate("flash2", **given, dropout=1 - keep, tile=forward)
+    other = simulate("flash2_backward", **arrays, dropout=1 - keep, tile=backward)
+    masks = one.out[0, 0] == 0, other.outputs["dv"][0, 0].T == 0
+    shapes = list[str]()
+    for n, (mask, tile, said) in enumerate(zip(masks, (forward, backward), ("forwards", "backwards"), strict=True)):
+        left, top, long = 16 + 260 * n, 40, size * cell
+        shapes += [text(left, 22, f"{said}, in tiles of {tile[0]} × {tile[1]}"), box(left, top, long, long, GREY)]
+        shapes.append(_cells(mask, left, top, cell))
+        lines = [f"M{left} {top + y * cell}h{long}" for y in range(0, size + 1, tile[0])]
+        lines += [f"M{left + x * cell} {top}v{long}" for x in range(0, size + 1, tile[1])]
+        shapes.append(f'<path d="{"".join(lines)}" stroke="{INK}" stroke-width="1.2"/>')
+    without = count("flash2_backward", problem.replace(dropout=0.0), tile=backward).hbm
+    hbm, state = other.counts.hbm, other.counts.by_tensor["rng_state"].hbm_read
+    figures: dict[str, float] = {
+        "dropped": int(masks[0].sum()),
+        "dropped in one pass only": int((masks[0] != masks[1]).sum()),
+        "bytes of seed and offset": arrays["rng_state"].nbytes,
+        "bytes of a mask": hbm.read + hbm.write + hbm.atomic - without.read - without.write - without.atomic - state,
+        "bytes that a mask of bits would take": size * size // 8,
+    }
+    shapes.append(text(16, 40 + size * cell + 24, "dark: dropped, as a seed and the place say; no mask is stored"))
+    return Drawing("The mask that nobody stores", 50 + size * cell + 26, shapes, figures)
+
+
+def _cells(marked: Array, left: int, top: int, cell: int) -> str:
+    """The marked cells of a grid, as one shape."""
+    parts = (f"M{left + int(x) * cell} {top + int(y) * cell}h{cell}v{cell}h-{cell}z" for y, x in np.argwhere(marked))
+    return f'<path d="{"".join(parts)}" fill="{BLUE}"/>'
+
+
 def banks() -> Drawing:
     """Where chunks of 16 bytes of eight rows lie in the banks. A column of them is read at once, a chunk per row."""
     rows, chunks, side = 8, 8, 29  # a row of 128 bytes has eight chunks, which take four of the 32 banks each
@@ -251,19 +323,7 @@ _LANES = {name: LIGHT[name] for name in ("q", "k", "v", "out")}
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     draw.__name__: draw
     for draw in (
-        memories,
-        tiles,
-        funnel,
-        causal,
-        splits,
-        quad,
-        banks,
-        cp_async,
-        tma,
-        ping_pong,
-        token,
-        tree,
-        recomputed,
+        memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, token, tree, recomputed, swapped, unstored,
     )
-}
+}  # fmt: skip
 """The drawings by name, in the order of docs/in-pictures.md."""

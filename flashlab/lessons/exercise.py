@@ -61,6 +61,10 @@ class Case:
             q, k = levelled(q, k, self.problem.scale, self.level, self.apart)
         return q, k, v
 
+    def arrays(self) -> dict[str, Array]:
+        """What the program gets, by name and in its order."""
+        return dict(zip("qkv", self.inputs(), strict=True))
+
 
 def far(problem: Problem, tile: Tile, draw: Random) -> Case:
     """A case at the ends of what scores may be: `FAR`, with rows `APART`, and with a scale that isn't 1 / sqrt(d)."""
@@ -102,7 +106,8 @@ class Budget:
 class Truth:
     """The right output in float64, and how far from it each element may be, or (`by_row`) the 2-norm of each row.
 
-    `lse` and `lse_tolerance`, `(batch, heads, rows)`, where the exercise asks for the LSE too.
+    `lse` and `lse_tolerance`, `(batch, heads, rows)`, where the exercise asks for the LSE too. `of` is the output's name. Its
+    rows are queries, or keys (`of_keys`). `also` has the other outputs, where an exercise asks for several.
     """
 
     out: Array
@@ -110,6 +115,9 @@ class Truth:
     by_row: bool = False
     lse: Array | None = None
     lse_tolerance: Array | None = None
+    of: str = "out"
+    of_keys: bool = False
+    also: tuple[Truth, ...] = ()
 
     def wrong(self, out: Array) -> Array:
         """Where `out` is too far off, `(batch, heads, rows, cols)`; NaN is."""
@@ -130,15 +138,16 @@ class Truth:
 class Exercise:
     """One exercise. `cases` draws its problems, the first of them without a ragged edge.
 
-    `truth(problem, q, k, v)` is what `out` must be, `budget(problem, tile)` what may be moved. `out_tile` is the shape of
-    the tiles that messages name (None: row tiles of the case's tile). `hints` get stronger one by one.
+    `truth(problem, q, k, v)` is what `out` must be, `budget(problem, tile)` what may be moved. For another operation than
+    attention `truth` takes what its case's `arrays` are. `out_tile` is the shape of the tiles that messages name (None: row
+    tiles of the case's tile). `hints` get stronger one by one. What is `extra` counts for nobody's progress.
     """
 
     name: str
     title: str
     task: str
     cases: Callable[[Random], list[Case]]
-    truth: Callable[[Problem, Array, Array, Array], Truth]
+    truth: Callable[..., Truth]
     budget: Callable[[Problem, Tile], Budget]
     hints: tuple[str, ...]
     afterwards: str
@@ -149,6 +158,7 @@ class Exercise:
     out_tile: Callable[[Case], tuple[int, int]] | None = None
     rules: tuple[Rule, ...] = ()
     """What the task asks of the order of things, where neither numbers nor bytes tell."""
+    extra: bool = False
 
     @property
     def lesson(self) -> str:
@@ -195,5 +205,6 @@ def attention_truth_with_lse(problem: Problem, q: Array, k: Array, v: Array) -> 
 
 def counted(counts: Counts) -> Budget:
     """The budget of an algorithm of the library, from its formula."""
-    moved = {name: (t.hbm_read, t.hbm_write) for name, t in counts.by_tensor.items() if t.hbm_read or t.hbm_write}
+    moved = {name: (t.hbm_read, t.hbm_write + t.hbm_atomic) for name, t in counts.by_tensor.items()}
+    moved = {name: both for name, both in moved.items() if any(both)}
     return Budget(moved, matmul=counts.flops.matmul, exp=counts.exp // 2)

@@ -53,7 +53,8 @@ class KernelExercise:
     With `conflict_free` every access to SRAM must take as few passes over the banks as its bytes need. `slips` say by tensor
     what it usually means when its bytes are off, and by the kind of a finding, or of what there is too much of. `hints` get
     stronger one by one. `score` says of a right answer how good it is, by its launch and by what it moved. `rule` finds in its
-    text what the task forbids where no count tells: the line, and what is wrong with it.
+    text what the task forbids where no count tells: the line, and what is wrong with it. What is `extra` counts for nobody's
+    progress.
     """
 
     name: str
@@ -68,6 +69,7 @@ class KernelExercise:
     conflict_free: bool = False
     score: Callable[[Launch, Sequence[Mapping[str, Any]]], str] | None = None
     rule: Callable[[str], tuple[int, str] | None] | None = None
+    extra: bool = False
 
     @property
     def lesson(self) -> str:

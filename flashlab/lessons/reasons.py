@@ -174,6 +174,11 @@ def _of_maxima(name: str, a: Array, e: Array, scope: Mapping[str, Array], row: i
         yield f"{name} is never below 0, as if the maximum had started at 0 and not at -inf"
 
 
+def _lies_along(x: Array, like: Array) -> bool:
+    """Has x a number for each row, or for each column, of a tile?"""
+    return x.shape == (len(like), 1) or (x.shape == (1, like.shape[1]) and len(like) > 1)
+
+
 def _differ(x: Array) -> bool:
     """Are there different numbers?"""
     finite = x[np.isfinite(x)]
@@ -219,7 +224,7 @@ def _of_tiles(
     name: str, a: Array, e: Array, scope: Mapping[str, Array], old: Mapping[str, Array], rest: str
 ) -> Iterator[str]:
     """Of another tile: its exponential under a wrong maximum, or its maximum or sum alone."""
-    columns = [(y, values) for y, values in scope.items() if values.shape == (len(e), 1)]
+    columns = [(y, values) for y, values in scope.items() if _lies_along(values, e)]
     earlier = [(f"the old {y}" if y in scope else y, f) for y, f in old.items() if f.shape == (len(e), 1)]
     for x, values in scope.items():
         f = values.astype(np.float64)
@@ -227,6 +232,11 @@ def _of_tiles(
             continue
         top, result = f.max(-1, keepdims=True), f.sum(-1, keepdims=True)
         if f.shape == a.shape:
+            taken = [y for y, less in columns if y != name and same(e, _exp(f - less))]
+            if taken and same(a, _exp(f)) and "lse" in taken[0]:
+                yield f"{name} is exp({x}) itself: {taken[0]} was not subtracted"
+            if taken and a.any() and same(a, _exp(f - top)):
+                yield f"{name} is exp({x} - the maximum of its row), and {taken[0]} belongs there"
             if same(a, _exp(f)):
                 below = "no maximum was subtracted" + (", or one that is never below 0" if (top <= 0).all() else "")
                 yield f"{name} is exp({x}) itself: {below}"
@@ -234,8 +244,12 @@ def _of_tiles(
                 yield f"{name} is exp({x} - 0) where {x} is below 0: the maximum must not start at 0"
             for y, less in (*columns, *earlier):
                 for value in (less, np.where(np.isneginf(less), 0, less)):
-                    if y != name and a.any() and same(a, _exp(f - value)):
+                    if y == name or not a.any():
+                        continue
+                    if same(a, _exp(f - value)):
                         yield f"{name} is exp({x} - {y}): another maximum belongs there"
+                    if same(a, np.exp2(f - value)) and same(e, _exp(f - value)):
+                        yield f"{name} is 2 to the power of {x} - {y}, and e belongs there: {y} is natural"
         if a.shape == top.shape and same(a, top) and same(e, result):
             yield f"{name} is the maximum of {x}, and should be its sum"
         if a.shape == top.shape and same(a, result) and same(e, top):
@@ -294,6 +308,8 @@ def _of_factors(
                 yield f"{what} was not multiplied by {said[x]}"
             if same(a - e, part * (f * f - f)):
                 yield f"{what} was multiplied by {said[x]} once too often"
+            if form is not None and _names(form, x) and any(same(a - e, sign * 2 * part * f) for sign in (1, -1)):
+                yield f"{what}, times {said[x]}, has the wrong sign"
             if same(e - a, part * f) and (form is None or multiplies(form.lines, x)):
                 yield f"{what}, times {said[x]}, is lost"
 
@@ -348,7 +364,7 @@ def _factors(
         f = values.astype(np.float64)
         if x == name or not np.isfinite(f).all():
             continue
-        if f.shape in (like.shape, (len(like), 1)):
+        if f.shape == like.shape or _lies_along(f, like):
             yield x, f
         if f.shape == (like.shape[1], 1) and like.shape[1] > 1:
             yield f"{x}.T", f.T

@@ -107,7 +107,7 @@ def progress() -> Progress:
     """
     from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 
-    posed = [*EXERCISES, *KERNEL_EXERCISES]
+    posed = [name for name, exercise in (EXERCISES | KERNEL_EXERCISES).items() if not exercise.extra]
     done = read()
     answered = {name for name in done["predictions"] if name in PREDICTIONS}
     right = {name for name in answered if done["predictions"][name].get("right")}

@@ -30,7 +30,7 @@ from simulator.trace import Event, Recorder
 WAYS = {"hbm.read": "reads {} from HBM", "sram.read": "reads {} from SRAM", "sram.write": "writes {} to SRAM"}
 Moved = tuple[Any, ...]
 """A tile of a tensor, or a way and a tensor."""
-LOOPS = ("i", "j", "c", "step")
+LOOPS = ("g", "i", "j", "c", "step")
 """The variables of loops that a step is told by."""
 FAR_OFF = 60.0
 """So far from a row's maximum exponentials overflow, or vanish, in float32 or soon after."""
@@ -40,13 +40,14 @@ _VALUE = re.compile(r" = -?\d[\d.e+-]*")
 
 
 class Stored(NamedTuple):
-    """A tile that was stored: where, and its values `(rows, cols)`."""
+    """A tile that was stored, or `added` by atomics: where, and its values `(rows, cols)`."""
 
     tensor: str
     rows: tuple[int, int]
     cols: tuple[int, int]
     values: Array
     line: int
+    added: bool = False
 
     @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
@@ -70,11 +71,12 @@ class Steps(Recorder):
         super().bytes(tensor, nbytes, frame)
 
     def store(self, tensor: str, values: Array) -> None:
-        """Note the values that the newest transfer, a store, has moved."""
+        """Note the values that the newest transfer, a store or an addition, has moved."""
         moved = self.events[-1].transfers[-1]
         (first, last), (start, stop) = moved.rows or (0, 0), moved.cols or (0, 0)
         inside = values[: last - first, : stop - start].copy()
-        self.stored[-1].append(Stored(tensor, (first, last), (start, stop), inside, moved.line))
+        added = "hbm.atomic" in moved.nbytes
+        self.stored[-1].append(Stored(tensor, (first, last), (start, stop), inside, moved.line, added))
 
     def _begin(self, name: str, frame: FrameType) -> None:
         super()._begin(name, frame)
@@ -111,12 +113,14 @@ def compare(
 
 
 def _run(program: Program, case: Case, head: tuple[int, int]) -> tuple[Steps, Trace]:
-    """One head of a case, block by block; what raises ends it."""
-    b, h = head
-    kv = h // case.problem.queries_per_kv
-    q, k, v = case.inputs()
-    data = {"q": q[b : b + 1, h : h + 1], "k": k[b : b + 1, kv : kv + 1], "v": v[b : b + 1, kv : kv + 1]}
-    one, device, steps = case.problem.replace(batch=1, heads=1, kv_heads=None), Device.named(case.device), Steps()
+    """One head of a case, block by block; what raises ends it. Where outputs are sums over a group of heads, all of the group."""
+    (b, h), p = head, case.problem
+    sums = any("kv_heads" in operand.axes for operand in program.operation.outputs)
+    kv, group = h // p.queries_per_kv, p.queries_per_kv if sums else 1
+    first = h // group * group
+    where = {"batch": slice(b, b + 1), "heads": slice(first, first + group), "kv_heads": slice(kv, kv + 1)}
+    data = {name: program.operation.operand(name, p).cut(x, where) for name, x in case.arrays().items()}
+    one, device, steps = p.replace(batch=1, heads=group, kv_heads=1), Device.named(case.device), Steps()
     config = program.configure(one, device, None if case.own_tile else case.tile)
     machine = watch.WatchedMachine(program.name, program.operation, one, config, device, data=data, recorder=steps)
     try:
@@ -317,6 +321,9 @@ def _store(
                 {y.place for y in others}]  # fmt: skip
         yours = f"stores {elsewhere[0]}" if elsewhere else f"stores them to {into[0]}" if into else "does not"
         return f": the solution stores {where}; yours {yours}"
+    if due.added != there[0].added:
+        ours, yours = ("adds to", "stores there") if due.added else ("stores", "adds to what is there")
+        return f": the solution {ours} {where}, and yours {yours}"
     if any(same(x.values, due.values, close) for x in there):
         return ""
     scope = {name: x[: due.values.shape[0]] for name, x in {**before, **event.values}.items()}
@@ -352,7 +359,7 @@ def _feeding(stored: Stored, event: Event, sources: Mapping[str, tuple[int, str]
 
 @cache
 def _flows(text: str) -> tuple[dict[str, set[str]], list[tuple[int, int, set[str]]]]:
-    """What each variable is assigned from, and the variables in what each `block.store` stores, with its lines."""
+    """What each variable is assigned from, and the variables in what each `block.store` or `atomic_add` takes, with its lines."""
 
     def names(node: ast.AST) -> set[str]:
         return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
@@ -373,7 +380,7 @@ def _flows(text: str) -> tuple[dict[str, set[str]], list[tuple[int, int, set[str
         elif node.func.attr == "put":
             for name in names(node.args[0]):
                 flows[name] |= names(node.args[1])
-        elif node.func.attr == "store":
+        elif node.func.attr in ("store", "atomic_add"):
             stores.append((node.lineno, node.end_lineno or node.lineno, names(node.args[1])))
     return dict(flows), stores
 

@@ -80,7 +80,7 @@ class Line:
 
 
 class Place(NamedTuple):
-    """A tile of `out`."""
+    """A tile of an output."""
 
     batch: int = 0
     head: int = 0

@@ -196,7 +196,17 @@ class WatchedBlock(Block):
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         super().store(tensor, x, i, rows, j, cols)
-        if note := getattr(self._m.recorder, "store", None):  # the tutor's
+        self._tell(tensor, x)
+
+    def atomic_add(
+        self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None
+    ) -> None:
+        super().atomic_add(tensor, x, i, rows, j, cols)
+        self._tell(tensor, x)
+
+    def _tell(self, tensor: HbmTensor, x: Registers) -> None:
+        """The tutor, if it listens, what was stored or added."""
+        if note := getattr(self._m.recorder, "store", None):
             note(tensor.name, np.broadcast_to(x.array, (*x.array.shape[:-2], x.rows, x.array.shape[-1]))[0, 0, 0, 0])
 
     def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: Rows, cols: int, way: str) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""What lessons 03, 04 and 07 to 09 show of docs/results, in one small file that is installed with the library.
+"""What lessons 03, 04, 07 to 09 and 11 show of docs/results, in one small file that is installed with the library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
 
@@ -22,7 +22,7 @@ TO = ROOT / "flashlab" / "data" / "measured.json"
 
 def measured() -> dict[str, Any]:
     """Launches as ncu counted them, times of flash2 beside its peers and beside what came before it, the rungs of flash3, what
-    binds them, the rates of an SM, FP8."""
+    binds them, the rates of an SM, FP8, the backward pass in any order of its blocks and in one."""
     counters, bench = of("counters", "standard"), of("bench", "flash2")  # of standard to flash2 in one run
     ladder, fp8, waits = of("ladder", "flash3"), of("fp8", "flash3_fp8"), of("waits", "flash1")
     launches = [
@@ -82,6 +82,27 @@ def measured() -> dict[str, Any]:
             ],
         },
         "fp8": {"measured": said(fp8), **{key: fp8.data[key] for key in ("accuracy", "speed")}},
+        "way_back": _way_back(of("bench", "flash3_backward"), of("bench", "flash3_backward_deterministic")),
+    }
+
+
+def _way_back(any_order: Result, one_order: Result) -> dict[str, Any]:
+    """Milliseconds of flash3's backward pass where blocks add to dQ as they come, and in one order; and what the GPU gave at best:
+    TFLOP/s of a matrix product, GB/s of a copy, whose bytes are read and written."""
+    cell = ("dtype", "head_dim", "causal", "length")
+    in_order = {
+        tuple(row[key] for key in cell): row["milliseconds"] for row in one_order.data["rows"] if row["peer"] is None
+    }
+    rows = [
+        {key: row[key] for key in (*cell, "milliseconds")} | {"in_one_order": in_order[of_cell]}
+        for row in any_order.data["rows"]
+        if row["peer"] is None and (of_cell := tuple(row[key] for key in cell)) in in_order
+    ]
+    (yardsticks,) = any_order.data["yardsticks"]
+    return {
+        "measured": "; ".join(dict.fromkeys((said(any_order), said(one_order)))),
+        "yardsticks": yardsticks,
+        "rows": rows,
     }
 
 

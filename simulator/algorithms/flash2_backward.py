@@ -90,4 +90,5 @@ ROW = Algorithm(
     follows="flash1_backward",
     atomics=("dq",),
     rank=1,
+    lesson="11_way_back",
 )

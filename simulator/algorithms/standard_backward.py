@@ -85,4 +85,5 @@ ROW = Algorithm(
     kernels=tuple(Kernel("standard_backward", f"standard_backward_{entry}", each) for entry, each in ARGUMENTS.items()),
     support=Support(masks=(*COMMON_MASKS, "dropout", "dlse")),
     about=ABOUT,
+    lesson="11_way_back",
 )

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 import flashlab as fl
 from docs._site.drawings import PICTURES, drawn
 from flashlab.lessons import drawings, pipelines, show
-from flashlab.lessons.drawing import BLUE, GREEN, GREY, ORANGE, WIDTH, Drawing
+from flashlab.lessons.drawing import BLUE, GREEN, GREY, ORANGE, PINK, WIDTH, Drawing
 from flashlab.lessons.drawings import DECODE, DRAWINGS, LONG, SHORTER, SMALL, TILE, bars, holder
 from flashlab.lessons.pipelines import LEFT, READ, TILES, Chart
 from simulator.errors import UsageError
+from simulator.operations.backward import BACKWARD
+from simulator.philox import kept_weights
 from simulator.programs import flash_decoding
 
 PAGE = PICTURES.parent / "in-pictures.md"
@@ -116,6 +118,26 @@ def test_a_node_of_the_tree_merges_as_a_run_does() -> None:
 def test_recomputation_saves_what_the_formula_says() -> None:
     peaks = [fl.count(f"{name}_backward", LONG, tile=TILE, device="h100").hbm.peak for name in ("standard", "flash2")]
     assert list(drawings.recomputed().figures.values()) == peaks
+
+
+def test_the_loops_swap_as_the_formulas_say() -> None:
+    p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    figures, tile = drawings.swapped().figures, 16 * 16 * 2
+    for name in ("flash2", "flash2_backward"):
+        moved = fl.count(name, p, tile=SMALL).by_tensor
+        for tensor in "qk":
+            assert figures[f"{name}: tiles of {tensor} loaded"] == moved[tensor].hbm_read / tile
+    assert figures["additions to dq"] == fl.count("flash2_backward", p, tile=SMALL).hbm.atomic / (2 * tile)
+    shown = {fill: len(filled(drawings.swapped(), fill)) for fill in (BLUE, PINK)}
+    assert shown == {BLUE: 1 + 4, PINK: 4 + 1}  # the first block, forwards and backwards, and the last one
+
+
+def test_both_passes_drop_what_philox_says() -> None:
+    figures = drawings.unstored().figures
+    p = fl.Problem(batch=1, heads=1, len_q=32, head_dim=32, dtype="float32", dropout=0.25)
+    kept = kept_weights(p, BACKWARD.draw(p, seed=1)["rng_state"]) > 0
+    assert figures["dropped"] == (~kept).sum()
+    assert figures["dropped in one pass only"] == figures["bytes of a mask"] == 0
 
 
 def test_the_swizzle_reads_a_column_in_one_pass() -> None:

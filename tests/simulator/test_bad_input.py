@@ -10,6 +10,7 @@ import pytest
 
 import flashlab as fl
 from simulator import Device, Problem, Tile, UsageError
+from simulator.operations.backward import BACKWARD
 
 GOOD: dict[str, Any] = dict(batch=1, heads=4, len_q=8, head_dim=16, dtype="float16")
 
@@ -147,6 +148,17 @@ def test_masked_arrays() -> None:
             f(x, hidden, x)
     with pytest.raises(UsageError, match="^x = masked array"):
         fl.softmax("softmax_safe", hidden.reshape(-1))
+
+
+def test_a_program_names_its_operation() -> None:
+    """Its name stands for it. An unknown one is told with the nearest."""
+
+    def body(m: Any, *rest: Any) -> None:
+        """Nothing."""
+
+    assert fl.program(body, operation="backward").operation is BACKWARD
+    with pytest.raises(UsageError, match=r"operation = 'backwards': expected one of attention.*did you mean backward"):
+        fl.program(operation="backwards")
 
 
 def test_mistakes_in_a_tile_program_are_named() -> None:

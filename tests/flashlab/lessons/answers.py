@@ -37,8 +37,8 @@ def verdict_here(text: str, exercise: Exercise, cases: list[Case], folder: Path)
         except BaseException as error:
             why = child.explain(error, program.body.__code__.co_filename)
             return Verdict(exercise.name, why["kind"], why["message"])
-        for name in {"out", "lse", "stored"} & set(result):
-            np.save(folder / f"{name}{n}.npy", result.pop(name))
+        for name, x in result.pop("arrays").items():
+            np.save(folder / f"{name}{n}.npy", x)
         (folder / f"case{n}.json").write_text(json.dumps(result), encoding="utf-8")
         verdict = checking._judged_case(exercise, case, folder, n, "")  # pyright: ignore[reportPrivateUsage]
         if not verdict.passed:

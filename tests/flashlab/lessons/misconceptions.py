@@ -20,7 +20,8 @@ class Misconception(NamedTuple):
     kind: str
     says: str
     at: str = ""
-    """Of a kernel: the step that the mistake is in, or the line of the changed file."""
+    """Of a kernel: the step that the mistake is in, or the line of the changed file. Of a program: the step in which it shows, where
+    that isn't the changed line's."""
     why: str = ""
     """What message and tutor have to say of the reason. Where a verdict is explained, and no more can be known, it is what is
     wrong."""
@@ -41,8 +42,10 @@ def steps_of(marked: str, was: str) -> set[str]:
     return {before[-1], after[0]} if line.startswith("for ") else {before[-1]}
 
 
-def _row(exercise: str, name: str, was: str, becomes: str, kind: str, says: str, why: str = "") -> Misconception:
-    return Misconception(exercise, name, was, becomes, kind, says, why=why)
+def _row(
+    exercise: str, name: str, was: str, becomes: str, kind: str, says: str, why: str = "", at: str = ""
+) -> Misconception:
+    return Misconception(exercise, name, was, becomes, kind, says, at, why)
 
 
 MISCONCEPTIONS = [
@@ -331,4 +334,56 @@ MISCONCEPTIONS = [
     _row("09.3", "the-scale-is-left-out", "products * of_v", "products", "numbers", "row tile 0", "acc is .* times what it should be, throughout"),
     _row("09.3", "rescales-the-output-only", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0", r"what l_i had before was not multiplied by alpha = \S+"),
     _row("09.3", "fetches-v-twice", "np.abs, v_j)", "np.abs, block.fetch(v, j, tile.cols))", "bytes", "v read.*2 times the budget", "yours loads .* of v, twice in all, and the solution once"),
+    _row("11.1", "lse-in-base-2", "block.exp(s - lse_i.finite())", "block.elementwise(np.exp2, s - lse_i.finite())", "numbers", "dv, row tile 0", "p is 2 to the power of s - lse_i, and e belongs there"),
+    _row("11.1", "divides-by-a-sum-once-more", "p = block.exp(s - lse_i.finite())", "p = block.exp(s - lse_i.finite()); p = p / p.sum().nonzero()", "numbers", "dv, row tile 0", "p is .* and should be"),
+    _row("11.1", "the-maximum-in-place-of-the-lse", "s - lse_i.finite()", "s - s.max().finite()", "numbers", "dv, row tile 0", r"p is exp\(s - the maximum of its row\), and lse_i belongs there"),
+    _row("11.1", "no-lse", "block.exp(s - lse_i.finite())", "block.exp(s)", "numbers", "dv, row tile 0", r"p is exp\(s\) itself: lse_i was not subtracted"),
+    _row("11.1", "lse-along-the-keys", "block.fetch(lse, i, tile.rows).T", "block.fetch(lse, i, tile.rows)", "numbers", "dv, row tile 0", r"lse_i is \(64, 1\), and should be \(1, 64\)"),
+    _row("11.1", "a-row-without-keys-is-nan", "lse_i.finite()", "lse_i", "numbers", "NaN", r"p is no number \(NaN\)"),
+    _row("11.1", "exp-over-exp", "block.exp(s - lse_i.finite())", "block.exp(s) / block.exp(lse_i.finite())", "numbers", "dv, row tile 0", r"p is no number \(NaN\)"),
+    _row("11.1", "p-is-not-rounded", "p.round(problem.dtype)", "p", "unrounded", 'step "dv".*round'),
+    _row("11.1", "forgets-the-scale", ", scale=problem.scale", "", "numbers", "dv, row tile 0", "s is 8 times what it should be, throughout"),
+    _row("11.1", "the-first-tile-of-do-always", "block.load(dout, i, tile.rows)", "block.load(dout, 0, tile.rows)", "numbers", "dv, row tile 0", "the solution loads .* of dout; yours loads .*"),
+    _row("11.1", "keeps-the-last-tile-only", ", acc=dv_j)", ")", "numbers", "dv, row tile 0", "what dv_j had before is lost"),
+    _row("11.1", "out-in-place-of-dout", "block.load(dout, i,", "block.load(out, i,", "numbers", "dv, row tile 0", "the solution loads .* of dout; yours does not"),
+    _row("11.1", "forgets-the-mask", "            s = block.mask(s.T, i, j).T\n", "", "numbers", "dv, row tile", "s has values where the mask hides the key, and -inf belongs there"),
+    _row("11.1", "stores-at-each-step", "do_i, split=split, acc=dv_j)  # solution\n", "do_i, split=split, acc=dv_j); block.store(dv, dv_j, j, tile.cols)\n", "bytes", "dv written.*3 times the budget", "yours stores .* of dv once more than the solution"),
+    _row("11.2", "no-d", "p * (dp - d_i)", "p * dp", "numbers", "dq, row tile 0", r"ds is p \* dp"),
+    _row("11.2", "d-of-this-tile-alone", "p * (dp - d_i)", "p * (dp - (p * dp).sum())", "numbers", "dq, row tile 0", "ds is .* and should be"),
+    _row("11.2", "d-by-a-second-pass", """        d_i = (block.to_registers(do_i) * block.fetch(out, i, tile.rows)).sum()  # solution
+""", """        d_i = block.full(tile.rows, 1, 0.0)
+        for j in range(problem.key_tiles(tile)):
+            s = block.matmul(q_i, block.load(k, j, tile.cols).T, split=split, scale=problem.scale)
+            p = block.exp(block.mask(s, i, j) - lse_i.finite())
+            d_i = d_i + (p * block.matmul(do_i, block.load(v, j, tile.cols).T, split=split)).sum()
+""", "bytes", "k read.*2 times the budget", "the solution loads .* of out; yours does not"),
+    _row("11.2", "d-is-added", "(dp - d_i)", "(dp + d_i)", "numbers", "dq, row tile 0", "p in it, times d_i = .*, has the wrong sign"),
+    _row("11.2", "no-scale", "dq_i * problem.scale", "dq_i", "numbers", "dq, row tile 0", "what is stored to dq is 8 times what it should be, throughout"),
+    _row("11.2", "the-scale-twice", "ds = p * (dp - d_i)", "ds = p * (dp - d_i) * problem.scale", "numbers", "dq, row tile 0", "ds is 0.125 times what it should be, throughout"),
+    _row("11.2", "ds-is-not-rounded", "ds.round(problem.dtype)", "ds", "unrounded", 'step "dq".*round'),
+    _row("11.2", "ds-without-p", "p * (dp - d_i)", "dp - d_i", "numbers", "dq, row tile 0", "ds was not multiplied by p"),
+    _row("11.2", "d-from-do-alone", "block.fetch(out, i, tile.rows)", "block.to_registers(do_i)", "numbers", "dq, row tile 0", "the solution loads .* of out; yours does not"),
+    _row("11.2", "dp-from-k", "dp = block.matmul(do_i, v_j.T", "dp = block.matmul(do_i, k_j.T", "numbers", "dq, row tile 0", "dp is .* and should be"),
+    _row("11.2", "dq-from-v", "ds.round(problem.dtype), k_j", "ds.round(problem.dtype), v_j", "numbers", "dq, row tile 0", "dq_i is .* and should be"),
+    _row("11.2", "keeps-the-last-tile-only", ", acc=dq_i)", ")", "numbers", "dq, row tile 0", "what dq_i had before is lost"),
+    _row("11.2", "the-largest-product", "tile.rows)).sum()", "tile.rows)).max()", "numbers", "dq, row tile 0", "d_i is .* and should be"),
+    _row("11.2", "o-for-each-tile", "ds = p * (dp - d_i)", "d_i = (block.to_registers(do_i) * block.fetch(out, i, tile.rows)).sum(); ds = p * (dp - d_i)", "bytes", "out read.*3 times the budget", "yours loads .* of out, 3 times in all, and the solution once"),
+    _row("11.3", "top-left", "j * tile.cols - (problem.len_kv - problem.len_q)", "j * tile.cols", "numbers", "row tile", "yours walks over .*, the solution over", "launch"),
+    _row("11.3", "the-group-s-sum-left-out", "for g in range(problem.queries_per_kv)", "for g in range(1)", "numbers", "dv, row tile 0", "the solution is here, and your program is at step `store_dkv`"),
+    _row("11.3", "dk-without-the-scale", "dk_j * problem.scale", "dk_j", "numbers", "dk, row tile 0", "what is stored to dk is 8 times what it should be, throughout"),
+    _row("11.3", "dq-without-the-scale", "block.fetch(dq_sum, block.i, tile.rows) * problem.scale", "block.fetch(dq_sum, block.i, tile.rows)", "numbers", "dq, row tile 0", "what is stored to dq is 8 times what it should be, throughout"),
+    _row("11.3", "dv-with-the-scale", "store(dv, dv_j,", "store(dv, dv_j * problem.scale,", "numbers", "dv, row tile 0", "what is stored to dv is 0.125 times what it should be, throughout"),
+    _row("11.3", "stores-its-part", "block.atomic_add(dq_sum.head(g), part", "block.store(dq_sum.head(g), part", "numbers", "dq, row tile", "the solution adds to .* of dq_sum, and yours stores there"),
+    _row("11.3", "reads-adds-and-stores", "block.atomic_add(dq_sum.head(g), part, i, tile.rows)", "block.store(dq_sum.head(g), part + block.fetch(dq_sum.head(g), i, tile.rows), i, tile.rows)", "bytes", "dq_sum read.*the budget is", "yours loads .* of dq_sum"),
+    _row("11.3", "d-along-the-keys", "block.fetch(delta.head(g), i, tile.rows).T", "block.fetch(delta.head(g), i, tile.rows)", "numbers", "dk, row tile 0", r"d_i is \(64, 1\), and should be \(1, 64\)"),
+    _row("11.3", "dq-from-ds-as-it-lies", "block.matmul(ds_shared.T, k_j", "block.matmul(ds_shared, k_j", "numbers", "dq, row tile 0", "part is .* and should be"),
+    _row("11.3", "ds-is-not-rounded", "(p * (dp - d_i)).round(problem.dtype)", "p * (dp - d_i)", "unrounded", 'step "dkv".*round'),
+    _row("11.3", "dk-from-k", "block.matmul(ds, q_i,", "block.matmul(ds, k_j,", "numbers", "dk, row tile 0", "dk_j is .* and should be"),
+    _row("11.3", "visits-what-the-mask-hides", "range(first // tile.rows, problem.row_tiles(tile))", "range(problem.row_tiles(tile))", "bytes", "q read.*too many", "yours walks over the tiles 0 to 1, the solution over tile 1 alone", "launch"),
+    _row("11.3", "one-tile-too-few", "range(first // tile.rows, ", "range(-(-first // tile.rows), ", "numbers", "row tile", "yours walks over .*, the solution over", "launch"),
+    _row("11.3", "forgets-the-mask", "                s = block.mask(s.T, i, j).T  # solution\n", "", "numbers", "dv, row tile 0", "s has values where the mask hides the key, and -inf belongs there"),
+    _row("11.3", "dv-from-ds", "block.matmul(p.round(problem.dtype), do_i", "block.matmul(ds, do_i", "numbers", "dv, row tile 0", "dv_j is .* and should be"),
+    _row("11.3", "the-same-head-for-all", "block.load(q.head(g), i", "block.load(q.head(0), i", "numbers", "dv, row tile 0", "g = 1, .* s is .* and should be", "weights"),
+    _row("11.3", "dk-for-each-head", "part, i, tile.rows)  # solution\n", "part, i, tile.rows)\n            block.store(dk, dk_j * problem.scale, j, tile.cols)\n", "bytes", "dk written.*3 times the budget", "yours stores .* of dk once more than the solution"),
+    _row("11.3", "k-for-each-tile-of-queries", "q_i, do_i = block.load(q.head(g)", "k_j = block.load(k, j, tile.cols); q_i, do_i = block.load(q.head(g)", "bytes", "k read.*times the budget", "yours loads .* of k, .* in all, and the solution once"),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lessons 00 to 04 need no process, no thread and no ctypes, so that a browser's Python can run them.
+"""Lessons 00 to 04, and 11 but for its CUDA, need no process, no thread and no ctypes, so that a browser's Python can run them.
 
 That is tested in plain CPython, with these barred. No run in a browser is claimed.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ import nbformat
 import pytest
 
 from docs._site import lite
+from docs._site.pages import IN_THE_BROWSER
 from tests.flashlab.lessons.learner import answered
 
 ROOT = Path(__file__).resolve().parents[3]
-LESSONS = sorted(path.stem for path in (ROOT / "notebooks").glob("0[0-4]_*.ipynb"))
+LESSONS = [Path(name).stem for name in IN_THE_BROWSER]
 Cell = tuple[str, str | None]
 
 
@@ -38,9 +40,13 @@ def browser(cells: Sequence[Cell], folder: Path) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n[:2] != "00" else []) for n in LESSONS])
 def test_a_lesson_runs_in_a_browser(name: str, tmp_path: Path) -> None:
-    """With every prediction and every exercise filled in: all are right."""
+    """With every prediction and every exercise filled in: all are right. A `.cu` file is refused in a line."""
     notebook, expected = answered(name)
-    cells = [(cell.source, expected.get(n)) for n, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    cells = list[Cell]()
+    for n, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code" and not cell.source.startswith("%%writefile"):
+            refused = "needs a C++ compiler" if re.search(r"fl\.check\(\"\w+\.cu", cell.source) else None
+            cells.append((cell.source, refused or expected.get(n)))
     assert len(expected) >= 5
     done = browser(cells, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

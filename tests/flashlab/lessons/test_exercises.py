@@ -54,8 +54,9 @@ def test_the_solution_passes_whatever_is_drawn(name: str, seeds: range):
     for seed in seeds:
         for case in exercise.cases(Random(seed)):
             result, budget = run(program, case), exercise.budget(case.problem, case.tile)
-            wrong = exercise.truth(case.problem, *case.inputs()).wrong(result["out"])
-            assert not wrong.any(), (seed, case)
+            truth = exercise.truth(case.problem, *case.arrays().values())
+            for due in (truth, *truth.also):
+                assert not due.wrong(result["arrays"][due.of]).any(), (seed, case, due.of)
             moved = {name: tuple(n) for name, n in result["tensors"].items() if any(n)}
             assert moved == dict(budget.tensors), (seed, case)
             assert result["matmul"] == budget.matmul
@@ -89,7 +90,7 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception, monkeypatch: py
         r"tile \d+|line \d+|^\w+ (read|written)|block\.(exp|matmul)", verdict.message
     )  # tensor, tile or line
     if verdict.kind in checking.TUTORED and not EXERCISES[wrong.exercise].cases(Random(0))[0].own_tile:
-        assert verdict.step in steps_of(marked, wrong.was), verdict.tutor
+        assert verdict.step in ({wrong.at} if wrong.at else steps_of(marked, wrong.was)), verdict.tutor
         assert verdict.due is not None and verdict.tutor in repr(verdict)
 
 
