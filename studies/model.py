@@ -10,13 +10,18 @@ import argparse
 import json
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashlab.integrations.torch import attention
 
 HELD_OUT = "calendar csv fractions graphlib heapq queue sched shlex statistics string textwrap tomllib zipapp".split()
 """Modules that are never trained on, nor their tests: pure Python, by many authors and in many styles."""
@@ -35,6 +40,31 @@ class Config:
     dropout: float = 0.2
 
 
+def sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend | None = None) -> Tensor:
+    """PyTorch's own attention, by a backend of it, or by the one that it chooses."""
+    call: Any = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
+    if backend is None:
+        return call()
+    with sdpa_kernel(backend):
+        return call()
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention by this project's kernels: of a tensor on a CPU, by the emulator."""
+    return attention(q, k, v, causal=True)
+
+
+ATTENTION: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "flashlab": ours,
+    "sdpa": sdpa,
+    "sdpa-flash": partial(sdpa, backend=SDPBackend.FLASH_ATTENTION),
+    "sdpa-efficient": partial(sdpa, backend=SDPBackend.EFFICIENT_ATTENTION),
+    "cudnn": partial(sdpa, backend=SDPBackend.CUDNN_ATTENTION),
+    "math": partial(sdpa, backend=SDPBackend.MATH),
+}
+"""Causal attention of (batch, heads, length, head_dim), by its name. Keys and values may have fewer heads."""
+
+
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Rotate each pair (i, i + head_dim/2) of `x` (..., length, head_dim) by its position's angle."""
     first, second = x.chunk(2, dim=-1)
@@ -45,7 +75,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
-        self.c = c
+        self.c, self.attend = c, ATTENTION["sdpa"]
         self.query = nn.Linear(c.width, c.heads * c.head_dim, bias=False)
         self.key, self.value = (nn.Linear(c.width, c.kv_heads * c.head_dim, bias=False) for _ in "kv")
         self.out = nn.Linear(c.heads * c.head_dim, c.width, bias=False)
@@ -54,7 +84,7 @@ class Attention(nn.Module):
         parts = self.query, self.key, self.value
         q, k, v = (part(x).unflatten(-1, (-1, self.c.head_dim)).transpose(1, 2) for part in parts)
         q, k = rotate(q, angles), rotate(k, angles)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = self.attend(q, k, v)
         return self.out(out.transpose(1, 2).flatten(-2))
 
 
@@ -78,6 +108,7 @@ class Transformer(nn.Module):
 
     def __init__(self, c: Config) -> None:
         super().__init__()
+        self.c = c
         self.embed = nn.Embedding(c.vocabulary, c.width)
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
@@ -90,6 +121,13 @@ class Transformer(nn.Module):
                 # What adds to the residual stream starts smaller, so that depth does not widen it.
                 adds = name.endswith(("attention.out.weight", "down.weight"))
                 nn.init.normal_(weight, std=0.02 / (2 * c.layers) ** 0.5 if adds else 0.02)
+
+    def use(self, name: str) -> Transformer:
+        """Itself, with this attention in each layer."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.attend = ATTENTION[name]
+        return self
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.dropout(self.embed(tokens))
@@ -125,6 +163,39 @@ def loss_on(model: nn.Module, text: Tensor, context: int, device: str) -> float:
     return total / (count * context)
 
 
+def loss_of(model: nn.Module, window: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mean loss in nats per token of windows (batch, context + 1), in which each token is to tell the next."""
+    with torch.autocast(window.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
+        logits = model(window[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].long().flatten())
+
+
+def windows(text: Tensor, context: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Windows (batch, context + 1) of `text`, on its device, which a seed draws without end."""
+    draw, offsets = torch.Generator().manual_seed(seed), torch.arange(context + 1, device=text.device)
+    while True:
+        first = torch.randint(len(text) - context, (batch, 1), generator=draw).to(text.device)
+        yield text[first + offsets].int()
+
+
+def trained(
+    model: nn.Module, drawn: Iterator[Tensor], steps: int, rate: float = 1e-3, dtype: torch.dtype = torch.bfloat16
+) -> Iterator[Tensor]:
+    """Train for so many steps by AdamW, one cycle of learning rates up to `rate`, and give the loss of each step."""
+    parameters = list(model.parameters())
+    fused = parameters[0].device.type == "cuda"
+    optimizer = torch.optim.AdamW(parameters, weight_decay=0.1, betas=(0.9, 0.95), fused=fused)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=0.03)
+    for _ in range(steps):
+        loss = loss_of(model, next(drawn), dtype)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        yield loss.detach()
+
+
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("python -m studies model", description="Train the small transformer.")
     parser.add_argument("--out", default="checkpoint.pt", help="weights, float16, and the log (%(default)s)")
@@ -140,23 +211,11 @@ def main(words: Sequence[str]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(given.seed)
     train, held = library()
-    on_device, model = train.to(device), Transformer(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1, betas=(0.9, 0.95), fused=device == "cuda")
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, given.rate, total_steps=given.steps + 1, pct_start=0.03)
-    draw, offsets = torch.Generator().manual_seed(given.seed), torch.arange(config.context + 1, device=device)
+    model = Transformer(config).to(device)
+    drawn = windows(train.to(device), config.context, given.batch, given.seed)
     curve, start, running = list[dict[str, float]](), time.monotonic(), list[Tensor]()
-    for step in range(1, given.steps + 1):
-        first = torch.randint(len(train) - config.context, (given.batch, 1), generator=draw).to(device)
-        window = on_device[first + offsets].int()
-        with torch.autocast(device, torch.bfloat16):
-            logits = model(window[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].long().flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        running.append(loss.detach())
+    for step, loss in enumerate(trained(model, drawn, given.steps, given.rate), 1):
+        running.append(loss)
         if step % given.every == 0 or step == given.steps:
             losses = {
                 "train": torch.stack(running).mean().item(),

@@ -2,8 +2,9 @@
 
     from flashlab.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 
-What our kernels don't have is refused in one line. Keywords that only say how fast FlashAttention-3 is to be are taken, and
-nothing follows from them. Tensors on a CPU run on the emulator, which is slow.
+What our kernels don't have is refused in one line. Every keyword stands in the signatures, because Transformers reads these and
+drops what isn't named. `num_splits` and `pack_gqa` say how FlashAttention-3 is to be fast: they are taken, and nothing follows
+from them. Tensors on a CPU run on the emulator, which is slow.
 """
 
 from __future__ import annotations
@@ -14,28 +15,26 @@ from typing import Any
 
 from flashlab.base.host import refused
 from flashlab.run.autograd import attention, check_axes, check_tensors, integers, offsets, torch
-from simulator.errors import Said, UsageError
+from simulator.errors import UsageError
 from simulator.fields import flag
 from simulator.problem import FIELDS, Pair
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
-_SPEED = ("num_splits", "pack_gqa", "sm_margin")
-"""What FlashAttention-3 may be told about its speed."""
-_NOTHING = dict.fromkeys(("qv", "q_descale", "k_descale", "v_descale")) | {"attention_chunk": 0}
-"""What else its functions take, each with the value that asks for nothing."""
-
 
 def flash_attn_func(
     q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
-    return_attn_probs: bool = False, s_aux: Any = None, learnable_sink: Any = None, **others: Any,
+    return_attn_probs: bool = False, s_aux: Any = None, learnable_sink: Any = None, *, attention_chunk: int = 0, qv: Any = None,
+    q_descale: Any = None, k_descale: Any = None, v_descale: Any = None, num_splits: int = 1, pack_gqa: bool | None = None,
+    sm_margin: int = 0,
 ) -> Any:  # fmt: skip
     """Attention over (batch, seqlen, heads, head_dim): `out`, or `(out, softmax_lse, None)` with `return_attn_probs`.
 
     Masks are aligned bottom-right. Dropout draws its seed from torch's generator, and rounds the rate to a multiple of 1/256.
     `s_aux`, (heads,), is a logit per head that joins each row's denominator, as FlashAttention-3 has it; FlashAttention-4 calls
-    it `learnable_sink`. Its gradient flows, too.
+    it `learnable_sink`. Its gradient flows, too. With `attention_chunk` a query sees only keys of its own chunk of so many keys;
+    0 stands for no chunks. `qv`, the descales and `sm_margin` are refused but for their defaults.
 
     >>> import torch
     >>> q, k, v = (torch.randn(1, 20, 2, 16, requires_grad=True) for _ in "qkv")
@@ -43,13 +42,23 @@ def flash_attn_func(
     >>> v.grad.shape
     torch.Size([1, 20, 2, 16])
     """
+    del num_splits, pack_gqa
     check_axes("(batch, seqlen, heads, head_dim)", q=q, k=k, v=v)
+    _check_absent(sm_margin, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    chunk = _chunk(attention_chunk)
     options = _options(
-        q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, others
+        q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, deterministic
     )
     _check_promises(return_attn_probs, options)
-    out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, deterministic=deterministic, **options)
-    out = out.transpose(1, 2).contiguous()
+    (batch, rows), keys = q.shape[:2], k.shape[1]
+    fit = len(k) == len(v) == batch and v.shape[1] == keys  # what doesn't is refused below, by its own name
+    if chunk and fit and not rows <= keys <= chunk:
+        ends = ([b * n for b in range(batch + 1)] for n in (rows, keys))
+        out, lse = _ragged(*(x.flatten(0, 1) for x in (q, k, v)), *_cut(*ends, chunk), options)
+        out, lse = out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1).contiguous()
+    else:
+        out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, **options)
+        out = out.transpose(1, 2).contiguous()
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -58,13 +67,16 @@ def flash_attn_varlen_func(
     max_seqlen_k: int | None = None, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
     return_attn_probs: bool = False, block_table: Any = None, seqused_q: Any = None, seqused_k: Any = None,
-    s_aux: Any = None, learnable_sink: Any = None, **others: Any,
+    s_aux: Any = None, learnable_sink: Any = None, *, attention_chunk: int = 0, qv: Any = None,
+    q_descale: Any = None, k_descale: Any = None, v_descale: Any = None, num_splits: int = 1, pack_gqa: bool | None = None,
+    sm_margin: int = 0,
 ) -> Any:  # fmt: skip
     """Attention over sequences of any lengths, one behind the other: q is (total_q, heads, head_dim), and so are k and v.
 
     `cu_seqlens_q` and `cu_seqlens_k`, int32 (sequences + 1,), say where each begins, and where the last one ends. They are fetched
     from the GPU, because a launch is planned for the lengths. The longest sequence follows from them. `seqused_q` and `seqused_k`,
-    (sequences,), say how many of a sequence's rows are used, from its first: of the others `out` and gradients are 0.
+    (sequences,), say how many of a sequence's rows are used, from its first: of the others `out` and gradients are 0. What else is
+    taken is as in `flash_attn_func`.
 
     >>> import torch
     >>> q, k, v = (torch.randn(50, 2, 16) for _ in "qkv")
@@ -72,11 +84,13 @@ def flash_attn_varlen_func(
     >>> flash_attn_varlen_func(q, k, v, ends, ends, 30, 30, causal=True).shape
     torch.Size([50, 2, 16])
     """
-    del max_seqlen_q, max_seqlen_k
+    del max_seqlen_q, max_seqlen_k, num_splits, pack_gqa
     if block_table is not None:
         raise refused("block_table", type(block_table).__name__, "None: keys and values lie in no pages here")
     check_axes("(total, heads, head_dim)", q=q, k=k, v=v)
     check_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _check_absent(sm_margin, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    chunk = _chunk(attention_chunk)
     if len(v) != len(k):
         raise UsageError("v.shape", tuple(v.shape), f"{len(k)} rows, as k has")
     every, rows_q = q, None
@@ -86,18 +100,41 @@ def flash_attn_varlen_func(
         rows_k, cu_seqlens_k = _used("seqused_k", seqused_k, begins_k, cu_seqlens_k)
         q, k, v = (x if rows is None else x[rows] for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k)))
     options = _options(
-        q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, others
+        q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, deterministic
     )
     _check_promises(return_attn_probs, options)
-    out, lse = attention(
-        *(x.transpose(0, 1)[None] for x in (q, k, v)), lse=True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        deterministic=deterministic, **options,
-    )  # fmt: skip
-    out, lse = out[0].transpose(0, 1).contiguous(), lse[0]
+    if chunk:
+        cu_seqlens_q, cu_seqlens_k = _cut(*offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k)), chunk)
+    out, lse = _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
     if rows_q is not None:
         out = torch.zeros_like(every).index_copy(0, rows_q, out)
         lse = lse.new_full((lse.shape[0], len(every)), -torch.inf).index_copy(1, rows_q, lse)
     return (out, lse, None) if return_attn_probs else out
+
+
+def _ragged(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """`out` (total_q, heads, head_dim) and LSE (heads, total_q) of sequences one behind the other."""
+    out, lse = attention(
+        *(x.transpose(0, 1)[None] for x in (q, k, v)), lse=True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **options
+    )  # fmt: skip
+    return out[0].transpose(0, 1).contiguous(), lse[0]
+
+
+def _cut(ends_q: list[int], ends_k: list[int], chunk: int) -> list[Any]:
+    """The offsets of sequences, each cut where the position of a key is a multiple of `chunk`, which begins with position 0.
+
+    The last query of a sequence has the position of its last key, and so have those of a piece. Queries before the first key become
+    a piece without keys, and chunks that no query is in become pieces without queries.
+    """
+    pieces_q, pieces_k = [0], [0]
+    for (first_q, end_q), (first_k, end_k) in zip(pairwise(ends_q), pairwise(ends_k), strict=True):
+        before = (end_k - first_k) - (end_q - first_q)
+        for cut in range(0, end_k - first_k, chunk):
+            pieces_q.append(min(first_q + max(0, cut - before), end_q))
+            pieces_k.append(first_k + cut)
+        pieces_q.append(end_q)
+        pieces_k.append(end_k)
+    return [torch.tensor(pieces, dtype=torch.int32) for pieces in (pieces_q, pieces_k)]
 
 
 def _used(name: str, used: Any, begins: list[int], offsets: Any) -> tuple[Any, Any]:
@@ -128,15 +165,9 @@ def _options(
     alibi_slopes: Any,
     s_aux: Any,
     learnable_sink: Any,
-    others: Any,
+    deterministic: Any,
 ) -> dict[str, Any]:
     """What both functions take, as `attention` takes it. Raises `UsageError` for what no kernel has."""
-    for name, value in others.items():
-        if name not in _NOTHING and name not in _SPEED:
-            raise TypeError(f"got an unexpected keyword argument {name!r}")
-        if name in _NOTHING and value is not None and value != _NOTHING[name]:
-            shown = value if isinstance(value, int) else Said(type(value).__name__)
-            raise UsageError(name, shown, f"{_NOTHING[name]}: the kernels don't have it")
     if alibi_slopes is not None:
         check_axes("(heads)", alibi_slopes=alibi_slopes)
     dropout = _checked("dropout_p", "dropout", dropout_p)
@@ -150,7 +181,24 @@ def _options(
         "sinks": _sinks(s_aux, learnable_sink),
         "dropout": dropout,
         "rng_state": state,
+        "deterministic": deterministic,
     }
+
+
+def _chunk(attention_chunk: Any) -> int:
+    """How many keys a chunk has. Raises `UsageError`."""
+    if type(attention_chunk) is not int or attention_chunk < 0:
+        raise UsageError("attention_chunk", attention_chunk, "0 for no chunks, or the keys of one")
+    return attention_chunk
+
+
+def _check_absent(sm_margin: Any, **tensors: Any) -> None:
+    """Raises `UsageError` for what FlashAttention-3 has and our kernels don't."""
+    for name, x in tensors.items():
+        if x is not None:
+            raise refused(name, type(x).__name__, "None: the kernels don't have it")
+    if sm_margin != 0:
+        raise UsageError("sm_margin", sm_margin, "0: the kernels leave no SM to others")
 
 
 def _sinks(s_aux: Any, learnable_sink: Any) -> Any:

@@ -44,7 +44,7 @@ def tensor(random: Random, *shape: int) -> Any:
 OPTIONS: dict[str, list[Any]] = {
     "dropout_p": [0.0, 0.5, 1.0, -1], "softmax_scale": [None, 0.5, float("inf")], "causal": [True, False, 1],
     "window_size": [(-1, -1), (3, 0), (1,), None], "softcap": [0.0, 3.0, -1.0], "deterministic": [True, "x"],
-    "return_attn_probs": [True, 0],
+    "return_attn_probs": [True, 0], "attention_chunk": [0, 4, 100, -1, 2.0], "sm_margin": [0, 1], "qv": [None, 5],
 }  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_flash_attn_output(n, m, has_qv, softcap):
         rtol = 2 if softcap == 0.0 else 3
         for pack_gqa, num_splits in itertools.product([False, True], [1]):
             out = flash_attn_func(
-                q, k, v, qv=q if has_qv else None, attention_chunk=chunk, pack_gqa=pack_gqa, num_splits=num_splits,
+                q, k, v, qv=q if has_qv else None, sm_margin=chunk, pack_gqa=pack_gqa, num_splits=num_splits,
                 softcap=softcap, window_size=(-1, -1), q_descale=None,
             )
             near(out, exact(q, k, v), rtol)
@@ -65,7 +65,7 @@ def test_flash_attn_varlen_output(unused, softcap):
         rtol = 2 if softcap == 0.0 else 3
         ends, used = torch.tensor([0, 4, 9], dtype=torch.int32), torch.tensor([4, 5], dtype=torch.int32)
         out = flash_attn_varlen_func(
-            q, k, v, ends, ends, 5, 5, seqused_q=used, seqused_k=used, attention_chunk=chunk,
+            q, k, v, ends, ends, 5, 5, seqused_q=used, seqused_k=used, sm_margin=chunk,
             window_size=torch.tensor([8, 8]),
         )
         near(out[:4], exact(q[None, :4], k[None, :4], v[None, :4])[0], rtol)
@@ -89,9 +89,9 @@ def test_its_tests_run_with_our_functions_at_half_their_tolerance(tmp_path: Path
     assert set(names["SEEN"]) == {1.0, 3.0}  # of 2, and of the gradients' 6
     assert (plain.cases, plain.drawn, plain.skipped, plain.trials, plain.passed) == (6, 6, 2, 16, 2)
     assert [each.trials for each in plain.refusals] == [8, 4, 2] and plain.failures == ()
-    assert [each.reason.split(":")[0] for each in plain.refusals] == ["qv", "attention_chunk", "head_dim of v"]
+    assert [each.reason.split(":")[0] for each in plain.refusals] == ["qv", "sm_margin", "head_dim of v"]
     assert (ragged.trials, ragged.passed, ragged.failures) == (2, 1, ())
-    assert [each.reason for each in ragged.refusals] == ["attention_chunk: expected 0: the kernels don't have it"]
+    assert [each.reason for each in ragged.refusals] == ["sm_margin: expected 0: the kernels leave no SM to others"]
     assert "padding" not in sys.modules and "flash_attn_interface" not in sys.modules
 
 

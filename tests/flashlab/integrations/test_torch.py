@@ -387,7 +387,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"causal": 3}, "causal = 3: expected True or False"),
     ({"window_size": 3}, "window_size = 3: expected a pair"),
     ({"window_size": (-2, 0)}, r"window_size = \(-2, 0\): expected a pair"),
-    ({"attention_chunk": 4}, "attention_chunk = 4: expected 0: the kernels don't have it"),
+    ({"attention_chunk": -4}, "attention_chunk = -4: expected 0 for no chunks, or the keys of one"),
+    ({"attention_chunk": True}, "attention_chunk = True: expected 0 for no chunks, or the keys of one"),
+    ({"sm_margin": 8}, "sm_margin = 8: expected 0: the kernels leave no SM to others"),
     ({"qv": (2, 20, 4, 24)}, "qv = Tensor: expected None: the kernels don't have it"),
     ({"k": (2, 20, 24)}, r"k.shape = \(2, 20, 24\): expected \(batch, seqlen, heads, head_dim\)"),
     ({"s_aux": (2, 2)}, r"s_aux.shape = \(2, 2\): expected \(heads\)"),
@@ -407,7 +409,7 @@ def test_what_flash_attn_func_refuses(change: dict[str, Any], line: str) -> None
 
 
 def test_a_keyword_that_nobody_knows() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'softmax_scal'"):
+    with pytest.raises(TypeError, match=r"flash_attn_func\(\) got an unexpected keyword argument 'softmax_scal'"):
         door("flash_attn").flash_attn_func(*swapped(*leaves()), softmax_scal=1.0)
 
 

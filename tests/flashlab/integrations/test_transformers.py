@@ -1,32 +1,36 @@
-"""q, k, v of a Hugging Face model, on tiny models with random weights."""
+"""Hugging Face's models with random weights: q, k, v of a layer, and whole models on our kernels."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.integrations.transformers import capture, save
+from flashlab.integrations import transformers as door
+from flashlab.integrations.transformers import as_flash_attention, attend, capture, register, save
 
 pytestmark = pytest.mark.transformers
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GQA = {**TINY, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 16}
+WINDOW = {**GQA, "sliding_window": 5}
 MODELS = {
     "llama": ("Llama", GQA),
     "qwen3": ("Qwen3", GQA),
-    "mistral": ("Mistral", {**GQA, "sliding_window": 5}),
-    "gpt2": ("GPT2", {**TINY, "bos_token_id": 0, "eos_token_id": 0}),
-    "gpt-oss": ("GptOss", {**GQA, "sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "mistral": ("Mistral", WINDOW),
+    "gemma2": ("Gemma2", {**WINDOW, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16}),
+    "gemma3": ("Gemma3", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gpt-oss": ("GptOss", {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "gpt2": ("GPT2", TINY),
 }
+FAMILIES = sorted(MODELS.keys() - {"gpt2"})
 
 
 def torch() -> Any:
@@ -35,14 +39,20 @@ def torch() -> Any:
 
 def model_of(name: str, implementation: str = "sdpa") -> Any:
     transformers: Any = importlib.import_module("transformers")
-    family, config = MODELS[name]
+    family, given = MODELS[name]
     torch().manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**config, attn_implementation=implementation)
-    return getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(config).eval()
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    config = getattr(transformers, "Gemma3TextConfig" if name == "gemma3" else f"{family}Config")
+    made = getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")
+    model = made(config(**given, **tokens, attn_implementation=implementation)).eval()
+    for at, x in model.named_parameters():
+        if at.endswith("sinks"):
+            torch().nn.init.normal_(x)
+    return model
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"gpt-oss"}))  # whose sinks no file has
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3"])
 def test_the_file_gives_the_models_own_output(tmp_path: Path, name: str, implementation: str):
     model, tokens = model_of(name, implementation), torch().arange(24).view(2, 12)
     before = model(tokens).logits
@@ -82,40 +92,220 @@ def test_a_model_with_attention_of_its_own():
         capture(model, torch().arange(12)[None], layer=0)
 
 
-def test_the_signatures_name_the_sinks():
-    """Transformers looks there, and drops what isn't named."""
-    door = importlib.import_module("flashlab.integrations.flash_attn")
-    for function in (door.flash_attn_func, door.flash_attn_varlen_func):
-        assert {"s_aux", "learnable_sink"} <= inspect.signature(function).parameters.keys()
+# Whole models on our kernels, on the emulator
+
+
+def tokens() -> Any:
+    return torch().arange(24).view(2, 12) + 2
+
+
+def padding(tokens: Any, left: int) -> Any:
+    mask = torch().ones_like(tokens)
+    mask[1, :left] = 0
+    return mask
+
+
+def logits_and_gradients(model: Any, tokens: Any, mask: Any) -> dict[str, Any]:
+    """Of all that is no padding."""
+    model.zero_grad()
+    logits = model(tokens, attention_mask=mask, use_cache=False).logits * mask[..., None]
+    logits.square().sum().backward()
+    return {"logits": logits.detach()} | {at: x.grad for at, x in model.named_parameters() if x.grad is not None}
+
+
+def off(found: dict[str, Any], right: dict[str, Any]) -> float:
+    """The largest error of any array, over the largest magnitude of that array."""
+    assert found.keys() == right.keys()
+    return max(((found[at] - x).abs().max() / x.abs().max()).item() for at, x in right.items())
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
-@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
-def test_a_model_through_the_functions_of_flash_attn(monkeypatch: pytest.MonkeyPatch, name: str, padded: bool):
-    """Logits and gradients are those of the model's own attention: with windows, and with sinks if it has them."""
-    model, tokens = model_of(name, "eager"), torch().arange(24).view(2, 12)
-    for layer in model.model.layers:
-        if hasattr(layer.self_attn, "sinks"):
-            torch().nn.init.normal_(layer.self_attn.sinks)
-    mask = torch().ones_like(tokens)
-    mask[1, : 4 * padded] = 0  # left-padded, and so a ragged batch
+@pytest.mark.alike("gpt-oss-", "mistral-padded")
+@pytest.mark.parametrize("left", [0, 4], ids=["", "padded"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_gradients_are_eagers(name: str, left: int):
+    """To 2e-6 of the size of each: GQA, windows, soft cap, sinks, and padding, which is a ragged batch."""
+    mask = padding(tokens(), left)
+    right = logits_and_gradients(model_of(name, "eager"), tokens(), mask)
+    assert off(logits_and_gradients(model_of(name, register()), tokens(), mask), right) <= 2e-6
 
-    def run() -> tuple[Any, dict[str, Any]]:
-        model.zero_grad()
-        logits = model(tokens, attention_mask=mask).logits * mask[..., None]
-        logits.square().sum().backward()
-        return logits.detach(), {at: x.grad.clone() for at, x in model.named_parameters() if "self_attn" in at}
 
-    logits, gradients = run()
-    door, utils = ModuleType("flash_attn_interface"), "transformers.modeling_flash_attention_utils"
-    functions = importlib.import_module("flashlab.integrations.flash_attn")
-    door.__dict__.update({each: getattr(functions, each) for each in functions.__all__})
-    door.__dict__.update(flash_attn_with_kvcache=None, __spec__=ModuleSpec(door.__name__, None))
-    monkeypatch.setitem(sys.modules, door.__name__, door)
-    monkeypatch.setattr(importlib.import_module(utils), "_loaded_implementation", None)
-    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_3")
-    found, theirs = run()
-    assert torch().allclose(found, logits, atol=1e-5)
-    for at, x in gradients.items():
-        assert torch().allclose(theirs[at], x, rtol=1e-3, atol=1e-5), at
+@pytest.mark.compiler
+def test_a_wrong_mask_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """A window that is longer by one key, and padding that is looked at."""
+    mask, registry = padding(tokens(), 4), door._torch_and_registry()[1]
+    right = logits_and_gradients(model_of("mistral", "eager"), tokens(), mask)
+    for wrong in (
+        lambda *x, sliding_window, **named: attend(*x, sliding_window=sliding_window + 1, **named),
+        lambda module, q, k, v, mask, **named: attend(module, q, k, v, None, **named),
+    ):
+        model = model_of("mistral", register())
+        monkeypatch.setitem(registry._global_mapping, "fl_attention", wrong)
+        assert off(logits_and_gradients(model, tokens(), mask), right) > 1e-3
+        monkeypatch.undo()
+
+
+@pytest.mark.compiler
+@pytest.mark.alike("llama")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_generated_tokens_are_eagers(name: str):
+    """With left padding; with a static cache, too, whose empty rows the mask names."""
+    given: dict[str, Any] = {"attention_mask": padding(tokens(), 4), "max_new_tokens": 6, "do_sample": False}
+    right, model = model_of(name, "eager").generate(tokens(), **given), model_of(name, register())
+    assert torch().equal(model.generate(tokens(), **given), right)
+    assert torch().equal(model.generate(tokens(), **given, cache_implementation="static"), right)
+
+
+@pytest.mark.compiler
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.alike("llama")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_continuous_batching_generates_eagers_tokens(name: str):
+    """A prompt longer than a batch's tokens is cut, and goes with others that are decoding."""
+    transformers: Any = importlib.import_module("transformers")
+    random, model = torch().manual_seed(1), model_of(name, "eager")
+    prompts = [torch().randint(2, 64, (n,), generator=random).tolist() for n in (3, 17, 9, 1)]
+    right = [
+        model.generate(torch().tensor([each]), max_new_tokens=4, do_sample=False)[0, len(each) :].tolist()
+        for each in prompts
+    ]
+    asked = transformers.GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    small = transformers.ContinuousBatchingConfig(page_size=16, num_blocks=32, max_batch_tokens=12)
+    model._compatible_flash_implementations = None  # gpt-oss names kernels of the Hub alone
+    with as_flash_attention():
+        model.set_attn_implementation("flash_attention_3")
+        found = model.generate_batch(prompts, generation_config=asked, continuous_batching_config=small)
+    assert [found[at].generated_tokens for at in sorted(found)] == right
+
+
+@pytest.mark.compiler
+def test_lent_functions_have_the_sinks():
+    """Transformers hands them to a function whose signature names them, and drops them otherwise."""
+    mask, model = padding(tokens(), 4), model_of("gpt-oss", "eager")
+    right = logits_and_gradients(model, tokens(), mask)
+    model._compatible_flash_implementations = None  # it names kernels of the Hub alone
+    with as_flash_attention():
+        model.set_attn_implementation("flash_attention_3")
+        assert off(logits_and_gradients(model, tokens(), mask), right) <= 2e-6
+    assert "flash_attn_interface" not in sys.modules
+    with pytest.raises(ImportError):
+        model(tokens())
+    with pytest.raises(ImportError):
+        model_of("llama", "flash_attention_3")
+
+
+def test_lending_is_refused_where_the_module_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
+    with pytest.raises(fl.UsageError, match="version = 3, whose module flash_attn_interface is loaded: expected a"):
+        as_flash_attention().__enter__()
+    with pytest.raises(fl.UsageError, match="version = 2: expected 3"):
+        as_flash_attention(2).__enter__()
+
+
+CAUSAL = SimpleNamespace(is_causal=True)
+
+
+def drawn(rows: int = 9, keys: int = 9, batch: int = 1) -> list[Any]:
+    random = torch().manual_seed(2)
+    return [torch().randn(batch, h, n, 16, generator=random) for h, n in ((4, rows), (2, keys), (2, keys))]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("by", ["position_ids", "cu_seq_lens"])
+def test_packed_sequences(by: str):
+    """Each is as if it were alone."""
+    q, k, v = drawn()
+    ends = torch().tensor([0, 4, 9], dtype=torch().int32)
+    positions = {"position_ids": torch().tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])}
+    said = positions if by == "position_ids" else {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 5}
+    out, weights = attend(CAUSAL, q, k, v, None, **said)
+    parts = [attend(CAUSAL, *(x[:, :, a:b] for x in (q, k, v)), None)[0] for a, b in ((0, 4), (4, 9))]
+    assert weights is None and torch().equal(out, torch().cat(parts, 1))
+
+
+@pytest.mark.compiler
+def test_queries_see_all_keys_but_padding():
+    """As in an encoder, where a mask says nothing of queries."""
+    q, k, v = drawn(4, 9)
+    mask = torch().tensor([[1, 1, 1, 0, 1, 1, 0, 0, 0]])
+    kept = [x[:, :, mask[0].bool()] for x in (k, v)]
+    out, right = (attend(CAUSAL, q, *x, is_causal=False)[0] for x in ((k, v, mask), (*kept, None)))
+    assert torch().equal(out, right)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"position_bias": 1}, "position_bias = int: expected None: the kernels don't have it"),
+        ({"output_attentions": True}, "output_attentions = bool: expected None: the kernels don't have it"),
+        ({"cache": 1}, "cache = int: expected None"),
+        ({"block_table": 1}, "block_table = int: expected None"),
+        ({"softcap": -1.0}, r"softcap = -1.0: expected"),
+        ({"cu_seq_lens_q": [0, 9]}, "cu_seqlens_q = 'list': expected a torch tensor"),
+        ({"position_ids": (2, 9)}, r"position_ids.shape = \(2, 9\): expected \(1, length\) for a batch of one"),
+        ({"attention_mask": (1, 1, 9, 9)}, r"attention_mask.shape = \(1, 1, 9, 9\): expected \(1, 9\): batch and keys"),
+        ({"attention_mask": (1, 10)}, r"attention_mask.shape = \(1, 10\): expected \(1, 9\)"),
+        ({"sliding_window": 3, "attention_mask": (1, 9)}, "attention_mask = a mask with padding between two tokens: expected"),
+    ],
+)  # fmt: skip
+def test_what_attend_refuses(change: dict[str, Any], line: str):
+    made = {at: torch().arange(9).fmod(4).expand(x) if isinstance(x, tuple) and x[-1] == 9 else
+            torch().ones(x) if isinstance(x, tuple) else x for at, x in change.items()}  # fmt: skip
+    with pytest.raises(fl.UsageError, match=line) as refused:
+        attend(CAUSAL, *drawn(), **{"attention_mask": None} | made)
+    assert "\n" not in str(refused.value)
+
+
+def masks(name: str) -> Any:
+    return getattr(importlib.import_module("transformers.masking_utils"), name)
+
+
+CHUNKED = {"q_length": 9, "kv_length": 9}
+MASKS: list[tuple[Callable[[], dict[str, Any]], str]] = [
+    (
+        lambda: {"mask_function": masks("chunked_causal_mask_function")(4, torch().zeros(1)), **CHUNKED},
+        "mask_function = chunked_overlay: expected a causal, bidirectional or sliding mask",
+    ),
+    (
+        lambda: {"mask_function": masks("or_masks")(masks("causal_mask_function"), lambda *_: True), **CHUNKED},
+        "mask_function = or_masks: expected",
+    ),
+    (
+        lambda: {
+            "mask_function": masks("packed_sequence_compatibility_function")(
+                masks("causal_mask_function"), torch().zeros(2, 9), torch().zeros(2, 9)
+            ),
+            **CHUNKED, "batch_size": 2,
+        },
+        "position_ids = packed sequences in a batch of 2: expected them in a batch of 1",
+    ),
+    (
+        lambda: {"mask_function": masks("causal_mask_function"), "q_length": 4, "kv_length": 32, "q_offset": 3},
+        "attention_mask = None with a static cache: expected one that names the 7 of 32 rows in use",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "line"), MASKS, ids=[line for _, line in MASKS])
+def test_masks_that_no_kernel_would_see(make: Callable[[], dict[str, Any]], line: str):
+    """Of a window, or of chunks that are longer than the text, nothing is lost."""
+    with pytest.raises(fl.UsageError, match=line) as refused:
+        door._padding(**{"batch_size": 1} | make())
+    assert "\n" not in str(refused.value)
+    for function in (masks("sliding_window_causal_mask_function")(5), masks("chunked_causal_mask_function")(9, None)):
+        assert door._padding(batch_size=1, q_length=9, kv_length=9, mask_function=function) is None
+
+
+def test_a_static_cache_without_a_mask():
+    transformers: Any = importlib.import_module("transformers")
+    model = model_of("llama", register())
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    with pytest.raises(fl.UsageError, match="one that names the 12 of 32 rows in use"):
+        model(tokens(), past_key_values=cache)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "my_flash", "paged|mine", "a b", "", 5])
+def test_names_that_are_not_free(name: Any):
+    with pytest.raises(fl.UsageError, match="name = .*: expected a name of your own") as refused:
+        register(name)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,459 @@
+"""Models that run on our kernels, beside PyTorch's own attention: `python -m studies clients train|speed|families`.
+
+- `train` trains the small model of `studies.model` with each attention, from the same weights on the same text. Before that, the
+  gradients of the first step are held to those in float32: an attention passes if its error is at most 1.1 times SDPA's. With
+  `--tiny` it does so on a CPU, where our kernels run on the emulator.
+- `speed` times steps of a transformer of four layers, the contenders in turn, in four shapes. It needs a GPU.
+- `families` has logits and gradients of six families of Transformers' models, with random weights, against eager ones in float32:
+  in bfloat16 on a GPU, beside SDPA, and in float32 on the emulator.
+
+What a run needs of memory is said before it starts: 16 bytes for each parameter (itself, its gradient and AdamW's two moments),
+and what a forward pass keeps for the backward pass, which is counted in passes of one and of two windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from flashlab.measure import results
+from flashlab.measure.results import Kind
+from simulator.errors import UsageError, unknown
+from studies.rows import row, shown
+
+Row = dict[str, Any]
+OURS, JUDGE = "flashlab", "math"
+LAST = 20
+"""The loss at the end of a run is the mean of so many steps."""
+LIMIT, ROUNDING = 1.1, 2e-6
+"""An error may be so many times SDPA's. Where both compute in float32, it may be this."""
+TINY: Row = {
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "hidden": 96,
+    "context": 64,
+    "dropout": 0.0,
+}
+SMALL: Row = {"dropout": 0.0}
+FOUR: Row = {"layers": 4, "width": 1024, "heads": 8, "head_dim": 128, "hidden": 2816, "dropout": 0.0}
+SHAPES = ((4, 4096, 8), (1, 16384, 2), (16, 1024, 8), (32, 512, 8))
+"""Of the steps that are timed: windows, tokens of each, KV heads."""
+STEPS = 3
+"""Of a contender in a round."""
+
+RUN = row(
+    "TrainingRun", "A training run. `losses` are nats per token, a step each. `error` is that of the first step's gradients: the"
+    " root mean square of each parameter's relative error against float32. `host_ms` is how long a step takes to be queued. `peak`"
+    " and `formula` are bytes.",
+    attention=str, seed=int, losses=tuple[float, ...], tokens_per_s=float, host_ms=float, peak=int | None, formula=int,
+    error=float, passed=bool,
+)  # fmt: skip
+STEP = row(
+    "TrainingSpeed", "Steps of a contender: the medians of the rounds. `ratio` is its tokens per second over those of the fastest"
+    " other one, the median of the rounds.",
+    attention=str, batch=int, context=int, heads=int, kv_heads=int, tokens_per_s=float, ratio=float | None, rounds=int,
+    peak=int | None,
+)  # fmt: skip
+FAMILY = row(
+    "Family", "A family of models, against eager attention in float32. An error is the largest of an array over the largest"
+    " magnitude in it (`worst`), and the norm of the errors over that of the array (`mean`, the root mean square over arrays).",
+    family=str, attention=str, dtype=str, logits_worst=float, logits_mean=float, gradients_worst=float, gradients_mean=float,
+)  # fmt: skip
+CLIENTS = row(
+    "Clients", "What one part measured. Of a model it gives the sizes.", part=str, dtype=str, model=dict[str, float],
+    batch=int | None, runs=(tuple[RUN, ...], ()), speeds=(tuple[STEP, ...], ()), families=(tuple[FAMILY, ...], ()),
+)  # fmt: skip
+
+
+def end(run: Any) -> float:
+    return statistics.mean(run.losses[-LAST:])
+
+
+def apart(runs: Sequence[Any]) -> tuple[list[float], float]:
+    """How far our loss at the end is from SDPA's, a seed each, and how far SDPA's runs of one seed are from each other."""
+    ends: dict[tuple[str, int], list[float]] = {}
+    for r in runs:
+        ends.setdefault((r.attention, r.seed), []).append(end(r))
+    beside = next(name for name, _ in ends if name != OURS)
+    seeds = [seed for name, seed in ends if name == OURS and (beside, seed) in ends]
+    return [abs(ends[OURS, x][0] - ends[beside, x][0]) for x in seeds], max(
+        max(each) - min(each) for (name, _), each in ends.items() if name == beside
+    )
+
+
+def headline(of: Any) -> str:
+    """One sentence of the part."""
+    if of.runs:
+        ends = ", ".join(f"{end(r):.3f} ({name})" for name, r in {r.attention: r for r in of.runs}.items())
+        found = f"{len(of.runs[0].losses)} training steps end at a loss of {ends}"
+        if len({(r.attention, r.seed) for r in of.runs}) < len(of.runs):
+            off, spread = apart(of.runs)
+            found += f"; with the same seed ours is {max(off):.1e} from SDPA's, whose own runs are {spread:.1e} apart"
+        return found
+    if of.speeds:
+        ours = [f"{r.ratio:.2f} × at {r.batch} × {r.context:,}" for r in of.speeds if r.attention == OURS and r.ratio]
+        return f"training tokens per second over the fastest other attention's: {', '.join(ours)}"
+    ours = [r for r in of.families if r.attention == OURS]
+    worst = max(max(r.logits_worst, r.gradients_worst) for r in ours)
+    found = (
+        f"{len(ours)} families of models in {of.dtype}: logits and gradients off by at most {worst:.1e} of their size"
+    )
+    beside = {r.family: r for r in of.families if r.attention != OURS}
+    names = ("logits_mean", "gradients_mean")
+    shares = [getattr(r, x) / getattr(beside[r.family], x) for r in ours if r.family in beside for x in names]
+    return f"{found}, at most {max(shares):.2f} × the mean errors of PyTorch's attention" if shares else found
+
+
+def table(of: Any) -> str:
+    """A row for each run, shape or family."""
+    giga: Mapping[str, Callable[[Any], Any]] = {
+        "peak": lambda r: None if r.peak is None else r.peak / 1e9, "formula": lambda r: r.formula / 1e9,
+        "first": lambda r: r.losses[0], "end": end, "verdict": lambda r: "passed" if r.passed else "FAILED",
+    }  # fmt: skip
+    columns = {
+        "runs": "attention | seed | tokens/s=tokens_per_s:,.0f | host ms=host_ms:.1f | peak GB=peak:.3f | formula GB=formula:.3f"
+        " | first loss=first:.4f | loss at the end=end:.4f | error of gradients=error:.1e | verdict",
+        "speeds": "attention | windows=batch | tokens=context:, | heads | KV heads=kv_heads | tokens/s=tokens_per_s:,.0f"
+        " | × the fastest other=ratio:.3f | peak GB=peak:.2f",
+        "families": "family | attention | dtype | logits worst=logits_worst:.1e | logits mean=logits_mean:.1e"
+        " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e",
+    }  # fmt: skip
+    (name,) = (x for x in columns if getattr(of, x))
+    rows = type("Rows", (), {"rows": getattr(of, name)})
+    return shown(columns[name], **giga)(rows)
+
+
+KIND = Kind(
+    "clients", "Clients: models that train and generate",
+    "models on our kernels beside PyTorch's attention: losses, errors, tokens per second, memory, host time",
+    "python -m studies clients train", CLIENTS, headline, table,
+)  # fmt: skip
+
+
+def _bar(of: Sequence[Any], what: str) -> Iterable[Any]:
+    return track(of, what, console=Console(stderr=True))
+
+
+def _free(torch: Any) -> None:
+    """Give back what nobody holds, and begin to watch the peak."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        import_module("cupy").get_default_memory_pool().free_all_blocks()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak(torch: Any, before: int) -> int | None:
+    """The most bytes that were allocated since, by torch and in CuPy's pool. None on a CPU."""
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.max_memory_allocated() - before + import_module("cupy").get_default_memory_pool().total_bytes()
+
+
+def needed(torch: Any, model: Any, window: Any, dtype: Any, batch: int) -> int:
+    """Bytes of a training step by formula: 16 a parameter, and what the forward pass keeps of `batch` windows."""
+    from studies.model import loss_of
+
+    parameters = {x.untyped_storage().data_ptr() for x in model.parameters()}
+
+    def kept(windows: int) -> int:
+        found: dict[int, int] = {}
+
+        def keep(x: Any) -> Any:
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                found[storage.data_ptr()] = storage.nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            alive = loss_of(model, window[:1].expand(windows, -1).contiguous(), dtype)
+        del alive
+        return sum(found.values())
+
+    one, two = kept(1), kept(2)
+    return 16 * sum(x.numel() for x in model.parameters()) + one + (batch - 1) * (two - one)
+
+
+def gradients(torch: Any, model: Any, window: Any, dtype: Any) -> dict[str, Any]:
+    """The gradients of the loss, by parameter."""
+    from studies.model import loss_of
+
+    model.zero_grad(set_to_none=True)
+    loss_of(model, window, dtype).backward()
+    found = {name: x.grad.detach().float() for name, x in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def mean_error(found: Mapping[str, Any], right: Mapping[str, Any]) -> float:
+    """The root mean square, over arrays, of the norm of the error over the norm of the array."""
+    shares = [((found[x] - y).norm() / y.norm()).item() for x, y in right.items()]
+    return statistics.mean(x * x for x in shares) ** 0.5
+
+
+def worst_error(found: Mapping[str, Any], right: Mapping[str, Any]) -> float:
+    """The largest, over arrays, of the largest error over the largest magnitude."""
+    return max(((found[x] - y).abs().max() / y.abs().max()).item() for x, y in right.items())
+
+
+def able(torch: Any, names: str, device: str, dtype: Any, config: Any) -> list[str]:
+    """The contenders among `names`, between commas, that run here. The others are told in a line each."""
+    from studies.model import ATTENTION
+
+    found = list[str]()
+    for name in names.split(","):
+        if name not in ATTENTION:
+            raise unknown("attention", name, ATTENTION)
+        shapes = [(1, heads, 16, config.head_dim) for heads in (config.heads, config.kv_heads, config.kv_heads)]
+        q, k, v = (torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
+        try:
+            ATTENTION[name](q, k, v).sum().backward()
+            found.append(name)
+        except RuntimeError as error:
+            print(f"not run: {name} ({str(error).splitlines()[0]})", file=sys.stderr)
+    return found
+
+
+def train(torch: Any, given: Any) -> Row:
+    """Runs of the small model, a row each."""
+    from studies.model import Config, Transformer, library, trained, windows
+
+    device = "cuda" if torch.cuda.is_available() and not given.tiny else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    config = Config(**TINY if given.tiny else SMALL)
+    text = library()[0].to(device)
+
+    def fresh(name: str, seed: int) -> Any:
+        torch.manual_seed(seed)
+        return Transformer(config).to(device).use(name)
+
+    names = able(torch, given.attention, device, dtype, config)
+    window = next(windows(text, config.context, given.batch, given.seeds[0]))
+    right = gradients(torch, fresh(JUDGE, given.seeds[0]), window, torch.float32)
+    errors = {x: mean_error(gradients(torch, fresh(x, given.seeds[0]), window, dtype), right) for x in {*names, JUDGE}}
+    beside = next((x for x in names if x.startswith("sdpa")), JUDGE)
+    limit = LIMIT * errors[beside] if dtype is torch.bfloat16 else ROUNDING
+    runs, todo = list[Row](), [(x, seed) for seed in given.seeds for x in names]
+    todo += [(beside, given.seeds[0])] * given.again
+    formulas = {x: needed(torch, fresh(x, 0), window, dtype, given.batch) for x in names}
+    for name, nbytes in formulas.items():
+        print(
+            f"{name} needs {nbytes / 1e9:.3f} GB for {given.batch} windows of {config.context:,} tokens",
+            file=sys.stderr,
+        )
+        if device == "cuda" and nbytes > torch.cuda.mem_get_info()[0]:
+            free = f"{torch.cuda.mem_get_info()[0] / 1e9:.1f} GB are free"
+            raise UsageError("batch", given.batch, f"fewer windows: {name} needs {nbytes / 1e9:.1f} GB, and {free}")
+    for name, seed in todo:
+        _free(torch)
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        model, drawn = fresh(name, seed), windows(text, config.context, given.batch, seed)
+        steps, losses, queued = trained(model, drawn, given.steps, dtype=dtype), list[Any](), list[float]()
+        warm, begun = min(10, given.steps // 4), 0.0
+        for i in _bar(range(given.steps), f"{name}, seed {seed}"):
+            if i == warm:
+                _wait(torch)
+                begun = time.perf_counter()
+            at = time.perf_counter()
+            losses.append(next(steps))
+            queued.append(time.perf_counter() - at)
+        _wait(torch)
+        seconds = time.perf_counter() - begun
+        tokens = (given.steps - warm) * given.batch * config.context
+        runs.append({
+            "attention": name, "seed": seed, "losses": torch.stack(losses).tolist(), "tokens_per_s": tokens / seconds,
+            "host_ms": 1e3 * statistics.median(queued[warm:]), "peak": _peak(torch, before), "formula": formulas[name],
+            "error": errors[name], "passed": errors[name] <= limit,
+        })  # fmt: skip
+        del model, steps, losses
+    return {"dtype": str(dtype).removeprefix("torch."), "model": vars(config), "batch": given.batch, "runs": runs}
+
+
+def _wait(torch: Any) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def speed(torch: Any, given: Any) -> Row:
+    """Steps of the contenders in turn, a row for each shape and contender."""
+    from studies.model import Config, Transformer, trained, windows
+
+    device = "cuda" if torch.cuda.is_available() and not given.tiny else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    rows = list[Row]()
+    shapes = ((2, 32, 2),) if given.tiny else SHAPES
+    sizes = {**TINY, "layers": 1} if given.tiny else FOUR
+    for batch, context, kv_heads in _bar(shapes, "speed"):
+        config = Config(**{**sizes, "context": context, "kv_heads": kv_heads})
+        names = able(torch, given.attention, device, dtype, config)
+        text = torch.randint(config.vocabulary, (1_000_000,), device=device).to(torch.uint8)
+        rounds, peaks = 1 if given.tiny else given.rounds, dict[str, int | None]()
+        took: dict[str, list[float]] = {name: [] for name in names}
+        _free(torch)
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        model = Transformer(config).to(device)
+        steps = trained(model, windows(text, context, batch, 0), (rounds + 2) * STEPS * len(names), dtype=dtype)
+        for i in range(-2, rounds):
+            for n in range(len(names)):
+                model.use(name := names[(i + n) % len(names)])
+                if i == -1:
+                    _free(torch)
+                _wait(torch)
+                begun = time.perf_counter()
+                for _ in range(STEPS):
+                    next(steps)
+                _wait(torch)
+                if i == -1:
+                    peaks[name] = _peak(torch, before)
+                if i >= 0:
+                    took[name].append((time.perf_counter() - begun) / STEPS)
+        fastest = min((x for x in names if x != OURS), key=lambda x: statistics.median(took[x]), default=None)
+        for name in names:
+            other = took[fastest] if fastest else []
+            ratios = [b / a for a, b in zip(took[name], other, strict=False)]
+            rows.append({
+                "attention": name, "batch": batch, "context": context, "heads": config.heads, "kv_heads": kv_heads,
+                "tokens_per_s": batch * context / statistics.median(took[name]), "rounds": rounds, "peak": peaks[name],
+                "ratio": statistics.median(ratios) if ratios and name != fastest else None,
+            })  # fmt: skip
+        del model, steps
+    return {"dtype": str(dtype).removeprefix("torch."), "model": sizes, "batch": None, "speeds": rows}
+
+
+WINDOW: Row = {"sliding_window": 24}
+FAMILIES: Mapping[str, tuple[str, str, Row]] = {
+    "Llama": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "Qwen 3": ("Qwen3ForCausalLM", "Qwen3Config", {}),
+    "Mistral": ("MistralForCausalLM", "MistralConfig", WINDOW),
+    "Gemma 2": ("Gemma2ForCausalLM", "Gemma2Config", {**WINDOW, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 64}),
+    "Gemma 3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2}),
+}  # fmt: skip
+"""By family: the classes of the model and of its configuration, and what the configuration says beside `_SIZES`."""
+_SIZES: Row = {"vocab_size": 256, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+_ON_GPU: Row = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+_ON_CPU: Row = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def families(torch: Any, given: Any) -> Row:
+    """Errors of a family's logits and gradients, in a batch that is padded at its left, a row for each attention."""
+    from flashlab.integrations.transformers import register
+
+    library: Any = import_module("transformers")
+    gpu = torch.cuda.is_available() and not given.tiny
+    device, dtype, length = ("cuda", torch.bfloat16, 256) if gpu else ("cpu", torch.float32, 40)
+    register("fl_attention")
+    tokens = torch.randint(2, 256, (2, length), generator=torch.Generator().manual_seed(0)).to(device)
+    mask = torch.ones_like(tokens)
+    mask[1, : length // 4] = 0
+    rows = list[Row]()
+    for family, (made, configured, more) in _bar(list(FAMILIES.items()), "families"):
+        torch.manual_seed(0)
+        config = getattr(library, configured)(
+            **_SIZES, **(_ON_GPU if gpu else _ON_CPU), **more, attn_implementation="eager"
+        )
+        model = getattr(library, made)(config).to(device).eval()
+        for name, x in model.named_parameters():
+            if name.endswith("sinks"):
+                torch.nn.init.normal_(x)
+        model.to(dtype).float()  # weights that both dtypes have
+        right = _logits_and_gradients(model, tokens, mask)
+        for name, implementation in ((OURS, "fl_attention"), *([("sdpa", "sdpa"), ("eager", "eager")] if gpu else [])):
+            try:
+                model.set_attn_implementation(implementation)
+                found = _logits_and_gradients(model.to(dtype), tokens, mask)
+            except ValueError as error:  # SDPA has neither soft caps nor sinks
+                print(f"not run: {family} by {name} ({str(error).splitlines()[0]})", file=sys.stderr)
+                continue
+            ways = {"worst": worst_error, "mean": mean_error}
+            errors = {f"{x}_{way}": error(found[x], right[x]) for x in right for way, error in ways.items()}
+            rows.append({"family": family, "attention": name, "dtype": str(dtype).removeprefix("torch."), **errors})
+            if name == "sdpa":
+                break  # eager stands in where there is no SDPA
+    return {"dtype": str(dtype).removeprefix("torch."), "model": {}, "batch": 2, "families": rows}
+
+
+def _logits_and_gradients(model: Any, tokens: Any, mask: Any) -> dict[str, dict[str, Any]]:
+    """Of all that is no padding, in float32."""
+    model.zero_grad(set_to_none=True)
+    logits = model(tokens, attention_mask=mask, use_cache=False).logits.float() * mask[..., None]
+    logits.square().mean().backward()
+    grads = {name: x.grad.float() for name, x in model.named_parameters() if x.grad is not None}
+    return {"logits": {"logits": logits.detach()}, "gradients": grads}
+
+
+def drawn(runs: Sequence[Any], path: Path) -> None:
+    """A plot of the losses."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes: Any = figure.subplots()
+    for r in runs:
+        axes.plot(range(1, len(r.losses) + 1), r.losses, label=f"{r.attention}, seed {r.seed}", linewidth=1)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+PARTS: Mapping[str, Callable[[Any, Any], Row]] = {"train": train, "speed": speed, "families": families}
+
+
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("python -m studies clients", description=KIND.holds)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--attention", default="flashlab,sdpa-flash,cudnn,math", help="contenders (%(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="small sizes on a CPU in float32; nothing is saved")
+    parser.add_argument("--steps", type=int, help="of a run (200, or 12)")
+    parser.add_argument("--batch", type=int, help="windows per step (32, or 2)")
+    parser.add_argument(
+        "--seeds", type=lambda text: [int(x) for x in text.split(",")], default=[0], help="a run each (0)"
+    )
+    parser.add_argument("--again", type=int, default=0, help="more runs of SDPA's with the first seed (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=11, help="of steps that are timed (%(default)s)")
+    parser.add_argument("--plot", type=Path, default=Path("out/clients-losses.svg"), help="the losses (%(default)s)")
+    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the file (%(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace a file of that name")
+    given = parser.parse_args(words)
+    given.steps, given.batch = given.steps or (12 if given.tiny else 200), given.batch or (2 if given.tiny else 32)
+    torch: Any = import_module("torch")
+    data = {"part": given.part, **PARTS[given.part](torch, given)}
+    of = CLIENTS(**data)
+    print(table(of), headline(of), sep="\n\n")
+    if of.runs:
+        drawn(of.runs, given.plot)
+        print(given.plot)
+    if not given.tiny:
+        algorithms = ["flash2", "flash2_backward"] + (
+            ["flash3", "flash3_backward"] if torch.cuda.is_available() else []
+        )
+        print(results.save(KIND, algorithms, data, subject=given.part, folder=given.out, replace=given.force))
+    failed = [r.attention for r in of.runs if not r.passed]
+    for name in dict.fromkeys(failed):
+        print(f"studies: {name}: gradients are off by more than they may be", file=sys.stderr)
+    sys.exit(bool(failed))
