@@ -103,6 +103,15 @@ class KVCacheManager:
                 slots.append(own.table[n // self.block_size] * self.block_size + n % self.block_size)
         return np.array(slots, np.int64)
 
+    def digests(self, request: Request, blocks: int) -> list[bytes]:
+        """Of a request's first blocks: the digest of its tokens up to the end of each. Its parent's digest is part of it."""
+        while len(request.digests) < blocks:
+            at = len(request.digests) * self.block_size
+            parent = request.digests[-1] if request.digests else request.salt.encode()
+            tokens = array("q", request.tokens[at : at + self.block_size]).tobytes()
+            request.digests.append(sha256(parent + tokens).digest())
+        return request.digests[:blocks]
+
     # -- a step
 
     def allocate_slots(self, request: Request, num_new_tokens: int) -> list[int] | None:
@@ -213,13 +222,7 @@ class KVCacheManager:
         return own
 
     def _digest(self, request: Request, i: int) -> bytes:
-        """The digest of a request's tokens up to the end of its block i. Its parent's digest is part of it."""
-        while len(request.digests) <= i:
-            at = len(request.digests) * self.block_size
-            parent = request.digests[-1] if request.digests else request.salt.encode()
-            tokens = array("q", request.tokens[at : at + self.block_size]).tobytes()
-            request.digests.append(sha256(parent + tokens).digest())
-        return request.digests[i]
+        return request.digests[i] if i < len(request.digests) else self.digests(request, i + 1)[i]
 
     def _found(self, request: Request, i: int, parent: Content | None) -> Content | None:
         """What is cached under the digest of a request's block i, if it is that: equal digests prove nothing."""

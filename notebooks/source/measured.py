@@ -1,4 +1,4 @@
-"""What lessons 03, 04 and 07 to 09 show of docs/results, in one small file that is installed with the library.
+"""What lessons 03, 04 and 07 to 09 and `flashlab serve` show of docs/results, in one small file that is installed with the library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
 
@@ -82,7 +82,21 @@ def measured() -> dict[str, Any]:
             ],
         },
         "fp8": {"measured": said(fp8), **{key: fp8.data[key] for key in ("accuracy", "speed")}},
+        "reading": {device: reading(device) for device in ("h100", "h200")},
     }
+
+
+def reading(device: str) -> dict[str, Any]:
+    """How fast a GPU reads K and V, in bytes per second, and what a launch that decodes takes beyond that: of the cell with the
+    fewest bytes, where it counts most."""
+    known = results.find(ROOT / results.FOLDER, kind="decoding", algorithm="flash_decoding", device=device)
+    found = [each for each in known if each.data["algorithm"] == "flash_decoding" and each.condition is None][-1]
+    rows = found.data["rows"]
+    rate = max(row["nbytes"] / row["microseconds"]["read"] for row in rows) * 1e6
+    least = min(rows, key=lambda row: row["nbytes"])
+    beyond = least["microseconds"]["flash_decoding"] / 1e6 - least["nbytes"] / rate
+    source = f"decoding/{found.path.name}: {said(found)}"
+    return {"bytes_per_second": rate, "seconds_per_launch": beyond, "source": source}
 
 
 def _rates(rows: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ MANAGERS = [
         "for i in range(len(own.contents), -(-own.written // self.block_size)):", seen="vLLM #49125"),
     bug("found before the launch wrote it", "own.table += new[shared:]\n",
         "own.table += new[shared:]\n        own.written += n\n        self._cache(request, own)\n        own.written -= n\n"),
-    bug("equal digests are taken for equal tokens", "return request.digests[i]", "return request.digests[i][:1]", *ANY_CONTENT,
+    bug("equal digests are taken for equal tokens", "sha256(parent + tokens).digest()", "sha256(parent + tokens).digest()[:1]", *ANY_CONTENT,
         seen="vLLM #12621, #54727, Megatron #4158"),
     bug("the digest leaves out what comes before", "sha256(parent + tokens)", "sha256(tokens)", "(content.tokens, content.salt)",
         "(content.tokens, request.salt)", " and content.follows(parent)", "", seen="vLLM #12621"),
