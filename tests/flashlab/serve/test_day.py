@@ -41,7 +41,7 @@ def crowd(seed: int, requests: int) -> list[Arrival]:
     for i in range(requests):
         ids = tuple(random.randint(1, 2) if n < 2 else 10 * i + n + 10 for n in range(random.randint(1, 5)))
         prompt = random.randint(4 * len(ids) - 3, 4 * len(ids))
-        found.append(Arrival(random.random() * 3e-5, prompt, random.randint(1, 12), ids, every=4))
+        found.append(Arrival(random.random() * 1e-5, prompt, random.randint(1, 12), ids, every=4))
     return sorted(found, key=lambda one: one.seconds)
 
 
@@ -72,7 +72,7 @@ def held(arrivals: list[Arrival], requests: list[Request]) -> None:
 
 @pytest.mark.parametrize(
     ("chunk", "pages", "policy", "seed"),
-    [(64, 60, "fcfs", 0), (3, 60, "shortest", 1), (7, 9, "fcfs", 2), (16, 9, "shortest", 3)],
+    [(64, 60, "fcfs", 0), (3, 60, "shortest", 1), (7, 9, "fcfs", 0), (16, 9, "shortest", 1)],
 )
 def test_real_tokens_are_those_of_naive_attention(chunk: int, pages: int, policy: str, seed: int) -> None:
     """For small and large chunks, in any order, and where requests are preempted and blocks evicted."""
