@@ -117,9 +117,10 @@ class Costs:
         self.rate = known[self.device.name]
         for algorithm, pair in (("paged", (1, 1)), ("flash3_paged", (2, 2))):
             CATALOGUE[algorithm].check(model.problem([pair], page_size), self.device)
-        self._config = cache(self._configured)
+        self._config, self._one = cache(self._configured), cache(self._alone)
         self._part = cache(self._counted)
         self._units = cache(self._dealt_out)
+        self._passes = cache(self._walked)
 
     def step(self, pairs: Iterable[Pair]) -> Cost:
         """The cost of a step whose requests have so many new tokens, and so many keys."""
@@ -145,8 +146,7 @@ class Costs:
         if config.sorted:
             lengths = 4 * (blocks // requests) * sum(n * n for n in sorted_together(requests))
         else:
-            p = self.model.problem([(1, 1)] * requests, self.page_size)
-            walks = flash_decoding.passes(p, run) * flash_decoding.WALKS * config.warps
+            walks = self._passes(requests, run) * flash_decoding.WALKS * config.warps
             lengths = 4 * requests * walks * min(blocks, self.device.sms)
         return _Part(nbytes + lengths, kv_bytes, blocks)
 
@@ -154,7 +154,7 @@ class Costs:
         program = CATALOGUE["paged" if new == 1 else "flash3_paged"].program
         return program.configure(self.model.problem([(new, new)], self.page_size), self.device, None)
 
-    def _one(self, pair: Pair) -> Problem:
+    def _alone(self, pair: Pair) -> Problem:
         return self.model.problem([pair], self.page_size).sequences[0]
 
     def _counted(self, pair: Pair, run: int) -> _Part:
@@ -173,6 +173,9 @@ class Costs:
         kv = counts.by_tensor["k"].hbm_read + counts.by_tensor["v"].hbm_read
         return _Part(moved, kv, counts.launches[0].blocks)
 
+    def _walked(self, requests: int, run: int) -> int:
+        return flash_decoding.passes(self.model.problem([(1, 1)] * requests, self.page_size), run)
+
     def _dealt_out(self, keys: int, run: int) -> int:
         """Units of a request with one new token: its runs, for each KV head."""
         one = self._one((1, keys))
@@ -181,8 +184,9 @@ class Costs:
 
     def _run(self, group: list[Pair], config: Config) -> int:
         """How many chunks a block of `paged` computes before it moves on, as `flash_decoding.run_for` chooses."""
-        one = self.model.problem([(1, 1)], self.page_size)
-        runs = flash_decoding.runs_of(one, config.tile, config.warps)
+        cols = config.tile.cols
+        runs = flash_decoding.runs_of(self._one((1, 1)), config.tile, config.warps)
+        tiles = [-(-keys // cols) * cols for _, keys in group]  # whole tiles have as many units
         return flash_decoding.best_run(
-            {run: sum(self._units(keys, run) for _, keys in group) for run in runs}, self.device
+            {run: sum(self._units(keys, run) for keys in tiles) for run in runs}, self.device
         )

@@ -61,7 +61,7 @@ class Arrival(NamedTuple):
 def read(trace: str, *, requests: int | None = None, seed: int = 0, rate: float = 4.0) -> list[Arrival]:
     """The first `requests` of a trace, in the order in which they come.
 
-    `trace` is a file, or "lognormal:sharegpt" or "lognormal:alpaca": of these 1,000, `seed` says which, and `rate` how many come
+    `trace` is a file, or "lognormal:sharegpt" or "lognormal:alpaca": of these 100, `seed` says which, and `rate` how many come
     per second. Raises `UsageError` that names the line and what is wrong with it.
 
     >>> [arrival[1:3] for arrival in read("lognormal:alpaca", requests=3)]
@@ -71,7 +71,7 @@ def read(trace: str, *, requests: int | None = None, seed: int = 0, rate: float 
         raise UsageError("requests", requests, "an integer of at least 1")
     name, _, of = trace.partition(":")
     if name == "lognormal":
-        return list(_drawn(of, 1000 if requests is None else requests, seed, rate))
+        return list(_drawn(of, 100 if requests is None else requests, seed, rate))
     path = Path(trace)
     try:
         text = path.read_text(encoding="utf-8")
