@@ -25,6 +25,7 @@ HOUSE = (
     "__init__",
     "lessons measure",
     "verify",
+    "serve",
     "integrations player",
     "run",
     "emulator views",

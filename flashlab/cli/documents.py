@@ -465,6 +465,108 @@ class Trace(Document):
     events: tuple[Event, ...]
 
 
+class ServedModel(Data):
+    """The attention layers that were counted. `weights` are bytes that each step reads beside."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    weights: int
+
+
+class Spread(Data):
+    """Seconds: the mean, the median and the 99th percentile."""
+
+    mean: float
+    p50: float
+    p99: float
+
+
+class ServeSummary(Data):
+    """The numbers of a day. `busy` are the seconds of all steps. `waste` is the share of owned rows without a token, `saved` the
+    share of pages that sharing saves: both over time. `nbytes` are bytes of HBM, `kv_bytes` those of K and V that are read."""
+
+    requests: int
+    steps: int
+    seconds: float
+    busy: float
+    first_token: Spread
+    per_token: Spread
+    prompt_tokens: int
+    answer_tokens: int
+    computed: int
+    reused: int
+    recomputed: int
+    preempted: int
+    launches: int
+    peak_blocks: int
+    peak_bytes: int
+    peak_bytes_unshared: int
+    waste: float
+    saved: float
+    nbytes: int
+    kv_bytes: int
+
+
+class ServeBound(Data):
+    """The least that the tokens need, with all pages free."""
+
+    steps: int
+    tokens: int
+    kv_bytes: int
+    seconds: float
+
+
+class ServedRequest(Data):
+    """A request that was answered. `seconds` is when it came; `first_token` and `per_token` are seconds, predicted."""
+
+    name: str
+    seconds: float
+    prompt: int
+    answer: int
+    first_token: float
+    per_token: float
+    reused: int
+    recomputed: int
+    preempted: int
+
+
+class ServeStep(Data):
+    """A step. `blocks` are pages that somebody owns, `tables` the entries of all tables, `wasted` rows without a token."""
+
+    begin: float
+    seconds: float
+    requests: int
+    tokens: int
+    launches: int
+    nbytes: int
+    kv_bytes: int
+    waiting: int
+    preempted: int
+    blocks: int
+    tables: int
+    wasted: int
+
+
+class Serve(Document):
+    """What became of a trace. Times are predicted, in seconds; `rate` is the measurement that they follow from."""
+
+    trace: str
+    backend: str
+    device: str
+    num_blocks: int
+    block_size: int
+    policy: str
+    model: ServedModel
+    rate: str
+    summary: ServeSummary
+    bound: ServeBound
+    requests: tuple[ServedRequest, ...]
+    steps: tuple[ServeStep, ...]
+
+
 def _measured(schema: type[Data]) -> type[Data]:
     """The document of a measurement: its data, with the schema's number where the data has none."""
     if "schema_" in schema.model_fields:
@@ -491,6 +593,7 @@ DOCUMENTS: Mapping[str, type[BaseModel]] = {
     "fp8": _measured(fp8.Eight),
     "emulate": Emulate,
     "time": Time,
+    "serve": Serve,
     "capture": Capture,
     "diff": Diff,
     "info": Info,

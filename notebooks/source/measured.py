@@ -1,4 +1,5 @@
-"""What lessons 03, 04, 07 to 09 and 11 show of docs/results, in one small file that is installed with the library.
+"""What lessons 03, 04, 07 to 09 and 11 and `flashlab serve` show of docs/results, in one small file that is installed with the
+library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
 
@@ -83,6 +84,7 @@ def measured() -> dict[str, Any]:
         },
         "fp8": {"measured": said(fp8), **{key: fp8.data[key] for key in ("accuracy", "speed")}},
         "way_back": _way_back(of("bench", "flash3_backward"), of("bench", "flash3_backward_deterministic")),
+        "reading": {device: reading(device) for device in ("h100", "h200")},
     }
 
 
@@ -104,6 +106,19 @@ def _way_back(any_order: Result, one_order: Result) -> dict[str, Any]:
         "yardsticks": yardsticks,
         "rows": rows,
     }
+
+
+def reading(device: str) -> dict[str, Any]:
+    """How fast a GPU reads K and V, in bytes per second, and what a launch that decodes takes beyond that: of the cell with the
+    fewest bytes, where it counts most."""
+    known = results.find(ROOT / results.FOLDER, kind="decoding", algorithm="flash_decoding", device=device)
+    found = [each for each in known if each.data["algorithm"] == "flash_decoding" and each.condition is None][-1]
+    rows = found.data["rows"]
+    rate = max(row["nbytes"] / row["microseconds"]["read"] for row in rows) * 1e6
+    least = min(rows, key=lambda row: row["nbytes"])
+    beyond = least["microseconds"]["flash_decoding"] / 1e6 - least["nbytes"] / rate
+    source = f"decoding/{found.path.name}: {said(found)}"
+    return {"bytes_per_second": rate, "seconds_per_launch": beyond, "source": source}
 
 
 def _rates(rows: Any) -> dict[str, Any]:

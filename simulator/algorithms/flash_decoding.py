@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 
 from simulator.algorithm import Algorithm, Kernel
@@ -43,15 +44,24 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     [1, 2, 8]
     """
 
-    def rounds(run: int) -> int:
+    units = dict[int, int]()
+    for run in runs_of(problem, tile, warps):
         splits = [(Splits(one, tile, run), n) for one, n in problem.different.items()]
-        units = sum(n * s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s, n in splits)
-        return run * -(-units // device.sms)
+        units[run] = sum(n * s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s, n in splits)
+    return best_run(units, device)
 
+
+def runs_of(problem: Problem, tile: Tile, warps: int) -> list[int]:
+    """How many chunks a run may have."""
     registers = -(-padded(tile.rows, FRAGMENT) // warps) * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
     room, most = (_REGISTERS_APART, MOST_APART) if problem.apart else (_REGISTERS, inf)
-    runs = [2**n for n in range(room // registers + 1) if 2**n <= most]
-    return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
+    return [2**n for n in range(room // registers + 1) if 2**n <= most]
+
+
+def best_run(units: Mapping[int, int], device: Device) -> int:
+    """The length of run to choose, where so many runs of each length are dealt out."""
+    rounds = {run: run * -(-n // device.sms) for run, n in units.items()}
+    return max(run for run, n in rounds.items() if n <= 1.04 * min(rounds.values()))
 
 
 def pays(problem: Problem, device: Device) -> bool:

@@ -392,7 +392,8 @@ WORDS: Mapping[str, list[str]] = {
     "tile": ["16x16", "64x64", "17x13", "0x1", "axb", "9x9x9"],
     "window": ["3,0", "none,1", "1", "a,b"], "lengths": ["3,4", "3:4", "a", ","], "head": ["0,0", "0,1", "0", "9,9"],
     "len_q": ["0", "1", "40", "64", str(2**40)], "head_dim": ["16", "40", "64", "512"], "heads": ["1", "2", "3", "4"],
-    "page_size": ["0", "1", "16"], "pages": ["0", "3"],
+    "page_size": ["0", "1", "16"], "pages": ["0", "3", "300"], "trace": ["lognormal:alpaca", "lognormal:"],
+    "policy": ["fcfs", "shortest", "lifo"], "layers": ["1", "3"],
 }  # fmt: skip
 """Texts that an option or argument of this name takes, or nearly takes. Any other gets `TEXTS`."""
 
@@ -416,7 +417,7 @@ def commands() -> dict[str, Any]:
 def a_command(random: Random) -> Typed:
     """A command with some of its options, and arguments."""
     name, command = random.choice(list(commands().items()))
-    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name not in ("help", "demo")]
     words = [name]
     for parameter in command.params:
         if parameter.param_type_name == "argument" and random.random() < 0.9:
@@ -424,6 +425,8 @@ def a_command(random: Random) -> Typed:
     for option in random.sample(options, min(len(options), random.choice([0, 1, 1, 2, 3, 5]))):
         spelled = random.choice([*option.opts, *option.secondary_opts])
         words += [spelled] if option.is_flag else [spelled, *_text(random, option.name)]
+    if name == "serve":  # the last word counts: a day of more requests takes long
+        words += ["--requests", random.choice(["0", "1", "2"])]
     return Typed(tuple(words))
 
 
@@ -528,7 +531,24 @@ def _diff(path: Path) -> object:
     return differences.compare(differences.read("a", path), json.loads(_document()))
 
 
+def _mooncake() -> bytes:
+    line = {"timestamp": 1, "input_length": 700, "output_length": 2, "hash_ids": [1, 2]}
+    return b"\n".join(json.dumps({**line, "timestamp": n}).encode() for n in range(3))
+
+
+def _azure() -> bytes:
+    return b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.03,3,8\n"
+
+
+def _trace(path: Path) -> object:
+    from flashlab.serve import traces
+
+    return traces.read(str(path))
+
+
 PARSERS: Mapping[str, Parser] = {
+    "traces, Mooncake's": ("day.jsonl", _mooncake, _trace),
+    "traces, Azure's": ("day.csv", _azure, _trace),
     "documents of diff": ("x.json", _document, _diff),
     "load_inputs, .npz": ("x.npz", _npz, lambda path: fl.load_inputs(path)),
     "load_inputs, .safetensors": ("x.safetensors", _safetensors, lambda path: fl.load_inputs(path)),

@@ -30,6 +30,7 @@ SMALL = {
     "devices": [],
     "verify": ["flash2", "--check", "key_sets", "--dtype", "float16"],
     "time": ["flash2"],
+    "serve": ["lognormal:alpaca", "--requests", 2, "--layers", 1],
     "info": [],
     "cache": ["dir"],
 }
