@@ -23,6 +23,7 @@ from simulator.problem import FP8
 __all__ = [
     "UNREADABLE",
     "Empty",
+    "autocast",
     "check_no_grad",
     "check_no_tangent",
     "first_line",
@@ -198,6 +199,22 @@ def wants_gradient(x: Any) -> bool:
     """Is it a torch tensor through which a gradient is to flow?"""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Torch's tensors as `torch.autocast` would have them where the first lies, if it is on; anything else as it is.
+
+    Torch's own attention does so, too: floats of 16 and 32 bits become autocast's dtype, and no others.
+    """
+    torch = _torch_of(tensors[0])
+    if (
+        torch is None
+        or (device := tensors[0].device.type) not in ("cuda", "cpu")
+        or not torch.is_autocast_enabled(device)
+    ):
+        return tensors
+    floats, dtype = (torch.float32, torch.float16, torch.bfloat16), torch.get_autocast_dtype(device)
+    return tuple([x.to(dtype) if getattr(x, "dtype", None) in floats else x for x in tensors])
 
 
 def traced(x: Any) -> bool:

@@ -8,12 +8,11 @@ nothing follows from them. Tensors on a CPU run on the emulator, which is slow.
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
 
 from flashlab.base.host import refused
-from flashlab.run.autograd import attention, check_axes, check_tensors, integers, offsets, torch
+from flashlab.run.autograd import attention, check_axes, check_tensors, torch
 from simulator.errors import Said, UsageError
 from simulator.fields import flag
 from simulator.problem import FIELDS, Pair
@@ -79,43 +78,16 @@ def flash_attn_varlen_func(
     check_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if len(v) != len(k):
         raise UsageError("v.shape", tuple(v.shape), f"{len(k)} rows, as k has")
-    every, rows_q = q, None
-    if seqused_q is not None or seqused_k is not None:
-        begins_q, begins_k = offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k))
-        rows_q, cu_seqlens_q = _used("seqused_q", seqused_q, begins_q, cu_seqlens_q)
-        rows_k, cu_seqlens_k = _used("seqused_k", seqused_k, begins_k, cu_seqlens_k)
-        q, k, v = (x if rows is None else x[rows] for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k)))
     options = _options(
         q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, others
     )
     _check_promises(return_attn_probs, options)
     out, lse = attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), lse=True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        deterministic=deterministic, **options,
+        deterministic=deterministic, seqused_q=seqused_q, seqused_k=seqused_k, **options,
     )  # fmt: skip
     out, lse = out[0].transpose(0, 1).contiguous(), lse[0]
-    if rows_q is not None:
-        out = torch.zeros_like(every).index_copy(0, rows_q, out)
-        lse = lse.new_full((lse.shape[0], len(every)), -torch.inf).index_copy(1, rows_q, lse)
     return (out, lse, None) if return_attn_probs else out
-
-
-def _used(name: str, used: Any, begins: list[int], offsets: Any) -> tuple[Any, Any]:
-    """The rows of the sequences that are used, and the `offsets` among these. None stands for all rows."""
-    if used is None:
-        return None, offsets
-    numbers = integers(name, used, "(sequences)")
-    rooms = [end - begin for begin, end in pairwise(begins)]
-    if len(numbers) != len(rooms):
-        raise UsageError(f"{name}.shape", (len(numbers),), f"({len(rooms)},), one per sequence")
-    for s, (n, room) in enumerate(zip(numbers, rooms, strict=True)):
-        if not 0 <= n <= room:
-            raise UsageError(f"{name}[{s}]", n, f"0 to {room}, the rows of the sequence")
-    if numbers == rooms:
-        return None, offsets
-    rows = [begin + i for begin, n in zip(begins, numbers, strict=False) for i in range(n)]
-    counted = torch.tensor([0, *accumulate(numbers)], dtype=offsets.dtype, device=offsets.device)
-    return torch.tensor(rows, dtype=torch.int64, device=offsets.device), counted
 
 
 def _options(
