@@ -23,6 +23,7 @@ from simulator.problem import FP8
 __all__ = [
     "UNREADABLE",
     "Empty",
+    "asked_by_torch",
     "autocast",
     "check_no_grad",
     "check_no_tangent",
@@ -207,14 +208,23 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
     Torch's own attention does so, too: floats of 16 and 32 bits become autocast's dtype, and no others.
     """
     torch = _torch_of(tensors[0])
-    if (
-        torch is None
-        or (device := tensors[0].device.type) not in ("cuda", "cpu")
-        or not torch.is_autocast_enabled(device)
-    ):
+    if torch is None:
+        return tensors
+    device = "cuda" if tensors[0].is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device):
         return tensors
     floats, dtype = (torch.float32, torch.float16, torch.bfloat16), torch.get_autocast_dtype(device)
     return tuple([x.to(dtype) if getattr(x, "dtype", None) in floats else x for x in tensors])
+
+
+def asked_by_torch(x: Any) -> bool:
+    """Does torch compile, transform or cast what is called with this tensor? One look, because each warm call has it."""
+    torch = _torch_of(x)
+    return torch is not None and (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
+    )
 
 
 def traced(x: Any) -> bool:

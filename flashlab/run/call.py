@@ -88,8 +88,6 @@ def attention(
     (1, 8, 1024, 64)
     """
     in_pages = block_table is not None or seq_lens is not None
-    if not in_pages:
-        q, k, v = host.autocast(q, k, v)
     given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "block_mask": block_mask,
              "rng_state": rng_state, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask,
              "k_scale": k_scale, "v_scale": v_scale, "out": out}  # fmt: skip
@@ -104,9 +102,11 @@ def attention(
         "scales": scales,
     }
     more |= {"seed": seed, "offset": offset}
-    if not in_pages and host.traced(q):  # before anything asks where an array lies
-        outputs = _by_torch(given, **more, **masks)
-        return outputs if lse else outputs[0]
+    if not in_pages and host.asked_by_torch(q):  # before anything asks where an array lies
+        given |= zip(("q", "k", "v"), host.autocast(q, k, v), strict=True)
+        if host.traced(q):
+            outputs = _by_torch(given, **more, **masks)
+            return outputs if lse else outputs[0]
     differentiate = None if in_pages else _differentiated
     outputs = called(PAGED if in_pages else ATTENTION, given, masks, differentiate=differentiate, **more)
     return outputs if lse else outputs[0]
