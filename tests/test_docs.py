@@ -55,7 +55,13 @@ MODULES = sorted(
 )
 COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify.kernels"}
 """Their examples need a C++ compiler."""
-TORCH = {"flashlab.run.autograd", "flashlab.integrations.torch", "flashlab.integrations.flash_attn", "studies.model"}
+TORCH = {
+    "flashlab.run.autograd",
+    "flashlab.integrations.torch",
+    "flashlab.integrations.sdpa",
+    "flashlab.integrations.flash_attn",
+    "studies.model",
+}
 """Torch's functions are made as they are imported, and its modules."""
 
 
