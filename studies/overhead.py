@@ -1,8 +1,9 @@
 """What a warm call costs in Python: `python -m studies overhead [--out docs/results] [--force]`.
 
 All calls get small arrays (1 × 1 head × 128 × 128, float16), as people type them: forward, with `out=` and without, backward, and
-`plan.run`. Beside them are torch's `scaled_dot_product_attention`, forward and backward, and `q + k`, which say how fast the
-host is. `plan.run` also gets a small problem of each algorithm that serves. What is timed, in microseconds, is how long a call
+`plan.run`. Torch's operator is called as a model calls it, too: without gradients, with a graph for them, and forward and backward
+together. Beside them are torch's `scaled_dot_product_attention`, called the same ways, and `q + k`, which say how fast the host is.
+`plan.run` also gets a small problem of each algorithm that serves. What is timed, in microseconds, is how long a call
 takes to return while the kernel still runs: the median of many calls, made in turn, so that all of them see the same host. The
 floor is CuPy's bare call of the driver for a kernel without arguments. This needs a Hopper GPU, CuPy and torch.
 """
@@ -36,6 +37,8 @@ SERVED = {
 """What plans are run for."""
 SDPA = "SDPA"
 """What the others are compared with: torch's forward pass."""
+OPERATOR = "integrations.torch"
+"""Our operator."""
 
 Calls = Mapping[tuple[str, str], Callable[[], object]]
 """Calls by what they are of, and the framework of their arrays."""
@@ -74,15 +77,27 @@ def floor(cupy: Any) -> Calls:
 
 
 def of_torch(torch: Any) -> Calls:
-    """What torch does itself: the sum of two arrays, and attention."""
+    """What torch does: the sum of two arrays, its own attention, and ours by its operator."""
     sdpa: Any = torch.nn.functional.scaled_dot_product_attention
     q, k, v, dout = (torch.ones((1, 1, 128, 128), dtype=torch.float16, device="cuda") for _ in range(4))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     out = sdpa(*leaves)
+    door = import_module("flashlab.integrations.torch").attention
     return {
         ("q + k", "torch"): lambda: q + k,
-        (SDPA, "torch"): lambda: sdpa(q, k, v),
         (f"{SDPA}, backward", "torch"): lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True),
+        **as_a_model_calls(SDPA, torch, sdpa, leaves, dout),
+        **as_a_model_calls(OPERATOR, torch, door, leaves, dout),
+    }
+
+
+def as_a_model_calls(name: str, torch: Any, attend: Callable[..., Any], leaves: Sequence[Any], dout: Any) -> Calls:
+    """Without gradients, with a graph for them, and with both passes."""
+    plain = [x.detach() for x in leaves]
+    return {
+        (name, "torch"): lambda: attend(*plain),
+        (f"{name}, with a graph", "torch"): lambda: attend(*leaves),
+        (f"{name}, both passes", "torch"): lambda: torch.autograd.grad(attend(*leaves), leaves, dout),
     }
 
 

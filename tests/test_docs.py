@@ -3,9 +3,9 @@
 On a page, blocks run in order and share one namespace and one folder. What is fenced as
 
 - `python` runs: as a doctest where it has prompts, else as it stands;
-- `console` has lines `$ flashlab …` or `$ pytest …` and what they print, where `...` stands for anything; with `console fails`
-  they must exit with status 1;
-- what has `gpu` or `compiler` behind the language needs one; any other language is not run.
+- `console` has lines `$ flashlab …`, `$ pytest …` or `$ python …` and what they print, where `...` stands for anything; with
+  `console fails` they must exit with status 1;
+- what has `gpu`, `compiler`, `torch` or `transformers` behind the language needs it; any other language is not run.
 
 A block below `<!-- file: NAME -->` is also that file.
 """
@@ -44,6 +44,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"(?ms)(?:<!-- file: (?P<file>\S+) -->\n+)?^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$")
 GPU_PAGES = [page for page in PAGES if re.search(r"(?m)^```\w+ gpu$", page.read_text(encoding="utf-8"))]
+TORCH_PAGES = [page for page in PAGES if re.search(r"(?m)^```\w+ torch", page.read_text(encoding="utf-8"))]
 
 
 MODULES = sorted(
@@ -54,7 +55,13 @@ MODULES = sorted(
 )
 COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify.kernels"}
 """Their examples need a C++ compiler."""
-TORCH = {"flashlab.run.autograd", "flashlab.integrations.torch", "flashlab.integrations.flash_attn", "studies.model"}
+TORCH = {
+    "flashlab.run.autograd",
+    "flashlab.integrations.torch",
+    "flashlab.integrations.sdpa",
+    "flashlab.integrations.flash_attn",
+    "studies.model",
+}
 """Torch's functions are made as they are imported, and its modules."""
 
 
@@ -89,7 +96,7 @@ class Code:
 
     @property
     def needs(self) -> set[str]:
-        return {"gpu", "compiler"} & set(self.language.split())
+        return {"gpu", "compiler", "torch", "transformers"} & set(self.language.split())
 
 
 def blocks(page: Path) -> list[Code]:
@@ -120,12 +127,14 @@ def run_console(code: Code, page: Path) -> None:
             more, _, wanted = wanted.partition("\n")
             command = command[:-1] + more
         name, *words = shlex.split(command)
-        assert name in ("flashlab", "pytest"), f"{page.name}:{code.line}: a console block runs flashlab or pytest"
+        assert name in ("flashlab", "pytest", "python"), (
+            f"{page.name}:{code.line}: {name} is no command of a console block"
+        )
         terminal = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUTF8": "1"}
         if name == "pytest":  # our plugin, installed or not, and no other
             terminal |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             words = ["-p", "_flashlab_pytest", *words]
-        words = [sys.executable, "-m", name, *words]
+        words = [sys.executable, *words] if name == "python" else [sys.executable, "-m", name, *words]
         done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=120, env={**os.environ, **terminal})
         printed = done.stdout + done.stderr
         assert done.returncode == ("fails" in code.language.split()), f"$ {command}\n{printed}"
@@ -164,6 +173,14 @@ LONG = {"emulator.md", "verify-your-kernel.md", "verify-in-ci.md", "add-an-algor
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     at_home(tmp_path, monkeypatch)
     run_page(page, *([] if NEEDS["compiler"]() else ["compiler"]))
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.parametrize("page", TORCH_PAGES, ids=lambda page: page.name)
+def test_page_with_torch(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch)
+    run_page(page, "torch", "compiler", *([] if NEEDS["transformers"]() else ["transformers"]))
 
 
 @pytest.mark.gpu

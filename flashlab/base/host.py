@@ -23,6 +23,8 @@ from simulator.problem import FP8
 __all__ = [
     "UNREADABLE",
     "Empty",
+    "asked_by_torch",
+    "autocast",
     "check_no_grad",
     "check_no_tangent",
     "first_line",
@@ -198,6 +200,31 @@ def wants_gradient(x: Any) -> bool:
     """Is it a torch tensor through which a gradient is to flow?"""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Torch's tensors as `torch.autocast` would have them where the first lies, if it is on; anything else as it is.
+
+    Torch's own attention does so, too: floats of 16 and 32 bits become autocast's dtype, and no others.
+    """
+    torch = _torch_of(tensors[0])
+    if torch is None:
+        return tensors
+    device = "cuda" if tensors[0].is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    floats, dtype = (torch.float32, torch.float16, torch.bfloat16), torch.get_autocast_dtype(device)
+    return tuple([x.to(dtype) if getattr(x, "dtype", None) in floats else x for x in tensors])
+
+
+def asked_by_torch(x: Any) -> bool:
+    """Does torch compile, transform or cast what is called with this tensor? One look, because each warm call has it."""
+    torch = _torch_of(x)
+    return torch is not None and (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
+    )
 
 
 def traced(x: Any) -> bool:

@@ -9,12 +9,13 @@ from them. Tensors on a CPU run on the emulator, which is slow.
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import index
 from typing import Any
 
 from flashlab.base.host import refused
-from flashlab.run.autograd import attention, check_axes, check_tensors, integers, offsets, torch
+from flashlab.run.autograd import attention, check_axes, check_tensors, offsets, torch, used
 from simulator.errors import UsageError
 from simulator.fields import flag
 from simulator.problem import FIELDS, Pair
@@ -93,22 +94,16 @@ def flash_attn_varlen_func(
     chunk = _chunk(attention_chunk)
     if len(v) != len(k):
         raise UsageError("v.shape", tuple(v.shape), f"{len(k)} rows, as k has")
-    every, rows_q = q, None
-    if seqused_q is not None or seqused_k is not None:
-        begins_q, begins_k = offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k))
-        rows_q, cu_seqlens_q = _used("seqused_q", seqused_q, begins_q, cu_seqlens_q)
-        rows_k, cu_seqlens_k = _used("seqused_k", seqused_k, begins_k, cu_seqlens_k)
-        q, k, v = (x if rows is None else x[rows] for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k)))
     options = _options(
         q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, deterministic
     )
     _check_promises(return_attn_probs, options)
     if chunk:
-        cu_seqlens_q, cu_seqlens_k = _cut(*offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k)), chunk)
-    out, lse = _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
-    if rows_q is not None:
-        out = torch.zeros_like(every).index_copy(0, rows_q, out)
-        lse = lse.new_full((lse.shape[0], len(every)), -torch.inf).index_copy(1, rows_q, lse)
+        ends_q, ends_k = offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k))
+        stops = (used(*each) for each in (("seqused_q", seqused_q, ends_q), ("seqused_k", seqused_k, ends_k)))
+        cu_seqlens_q, cu_seqlens_k = _cut(ends_q, ends_k, chunk, *([rows.stop for rows in x or ()] for x in stops))
+        seqused_q = seqused_k = None
+    out, lse = _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, {**options, "seqused_q": seqused_q, "seqused_k": seqused_k})
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -120,39 +115,25 @@ def _ragged(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, option
     return out[0].transpose(0, 1).contiguous(), lse[0]
 
 
-def _cut(ends_q: list[int], ends_k: list[int], chunk: int) -> list[Any]:
+def _cut(
+    ends_q: list[int], ends_k: list[int], chunk: int, stops_q: Sequence[int] = (), stops_k: Sequence[int] = ()
+) -> list[Any]:
     """The offsets of sequences, each cut where the position of a key is a multiple of `chunk`, which begins with position 0.
 
     The last query of a sequence has the position of its last key, and so have those of a piece. Queries before the first key become
-    a piece without keys, and chunks that no query is in become pieces without queries.
+    a piece without keys, and chunks that no query is in become pieces without queries. `stops` say where the used rows of each
+    sequence end. The other queries become a piece without keys, and the other keys one without queries.
     """
     pieces_q, pieces_k = [0], [0]
-    for (first_q, end_q), (first_k, end_k) in zip(pairwise(ends_q), pairwise(ends_k), strict=True):
-        before = (end_k - first_k) - (end_q - first_q)
-        for cut in range(0, end_k - first_k, chunk):
-            pieces_q.append(min(first_q + max(0, cut - before), end_q))
+    spans = zip(pairwise(ends_q), pairwise(ends_k), stops_q or ends_q[1:], stops_k or ends_k[1:], strict=True)
+    for (first_q, end_q), (first_k, end_k), stop_q, stop_k in spans:
+        before = (stop_k - first_k) - (stop_q - first_q)
+        for cut in range(0, stop_k - first_k, chunk):
+            pieces_q.append(min(first_q + max(0, cut - before), stop_q))
             pieces_k.append(first_k + cut)
-        pieces_q.append(end_q)
-        pieces_k.append(end_k)
+        pieces_q += [stop_q] if (stop_q, stop_k) == (end_q, end_k) else [stop_q, end_q, end_q]
+        pieces_k += [stop_k] if (stop_q, stop_k) == (end_q, end_k) else [stop_k, stop_k, end_k]
     return [torch.tensor(pieces, dtype=torch.int32) for pieces in (pieces_q, pieces_k)]
-
-
-def _used(name: str, used: Any, begins: list[int], offsets: Any) -> tuple[Any, Any]:
-    """The rows of the sequences that are used, and the `offsets` among these. None stands for all rows."""
-    if used is None:
-        return None, offsets
-    numbers = integers(name, used, "(sequences)")
-    rooms = [end - begin for begin, end in pairwise(begins)]
-    if len(numbers) != len(rooms):
-        raise UsageError(f"{name}.shape", (len(numbers),), f"({len(rooms)},), one per sequence")
-    for s, (n, room) in enumerate(zip(numbers, rooms, strict=True)):
-        if not 0 <= n <= room:
-            raise UsageError(f"{name}[{s}]", n, f"0 to {room}, the rows of the sequence")
-    if numbers == rooms:
-        return None, offsets
-    rows = [begin + i for begin, n in zip(begins, numbers, strict=False) for i in range(n)]
-    counted = torch.tensor([0, *accumulate(numbers)], dtype=offsets.dtype, device=offsets.device)
-    return torch.tensor(rows, dtype=torch.int64, device=offsets.device), counted
 
 
 def _options(

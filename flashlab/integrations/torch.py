@@ -1,5 +1,9 @@
-"""Attention that torch differentiates, transforms and compiles. `flashlab.run.autograd` has the operators behind it."""
+"""Attention that torch differentiates, transforms and compiles, and our kernels behind torch's own attention.
 
-from flashlab.run.autograd import attention
+`flashlab.run.autograd` has the operators behind `attention`, and `flashlab.integrations.sdpa` those behind `register_sdpa`.
+"""
 
-__all__ = ["attention"]
+from flashlab.integrations.sdpa import register_sdpa
+from flashlab.run.autograd import attention, padded
+
+__all__ = ["attention", "padded", "register_sdpa"]

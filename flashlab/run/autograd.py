@@ -1,16 +1,21 @@
 """Attention that torch differentiates: both passes as operators of torch's, `torch.ops.flashlab.attention` and its backward.
 
 `fl.attention` comes here when a gradient is asked for. As operators the passes work with autograd, `torch.utils.checkpoint` and
-`torch.compile`, which never look inside them. Each calls `fl.attention` or `fl.attention_backward`.
+`torch.compile`, which never look inside them. Each calls `fl.attention` or `fl.attention_backward`. Where nothing of torch's
+watches, a call passes by the dispatcher, which would take as long as the rest of it.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Unpack
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Unpack
 
-from flashlab.base.host import check_no_tangent, no_tangent, refused
+from flashlab.base.host import autocast, check_no_tangent, no_tangent, refused
 from flashlab.run.backward import attention_backward
 from flashlab.run.call import attention as attention_forward
 from flashlab.run.choose import elsewhere, one_order
@@ -26,7 +31,18 @@ from simulator.problem import FIELDS, MASKS, Masks, Problem, Tile, spell_masks
 from simulator.program import Program
 from simulator.simulate import TileLike
 
-__all__ = ["attention", "check_axes", "check_tensors", "gradients_wanted", "integers", "offsets", "torch"]
+__all__ = [
+    "attention",
+    "backward_pass",
+    "check_axes",
+    "check_tensors",
+    "forward_pass",
+    "gradients_wanted",
+    "integers",
+    "offsets",
+    "padded",
+    "torch",
+]
 
 try:
     torch: Any = import_module("torch")
@@ -39,17 +55,21 @@ def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "auto", lse: bool = False, tile: TileLike = None,
     backend: Backend | None = None, device: Device | DeviceName | None = None, sinks: Any = None, alibi_slopes: Any = None,
     mask: Any = None, seed: int | None = None, offset: int = 0, rng_state: Any = None, cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None, deterministic: bool = False, **masks: Unpack[Masks],
+    cu_seqlens_k: Any = None, deterministic: bool = False, seqused_q: Any = None, seqused_k: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """`fl.attention` for torch tensors, through which gradients flow back to q, k, v and `sinks`. `out` lies in memory as q does.
 
     It may stand in a function that `torch.compile` compiles, too. `backend=None` runs where the tensors lie: those on a CPU go to
     the emulator. `algorithm` and `tile` are the forward pass's; the backward pass is the fastest that takes the problem.
     `cu_seqlens_q` and `cu_seqlens_k`, contiguous int32 tensors, say where the sequences of a ragged batch begin, and where the
-    last one ends; `lengths` says the same in numbers. With `deterministic`, dq has the same bits in each run. Gradients flow
-    through the LSE, too, and none flows twice. `torch.func.grad`, `vjp` and `vmap` work. Tensors with a tangent (`jvp`) are
-    refused: no kernel has forward-mode derivatives. What has no backward pass raises `UsageError` at once if a gradient is
-    wanted, not when the loss is known.
+    last one ends; `lengths` says the same in numbers. `seqused_q` and `seqused_k`, int32 `(sequences,)`, say how many of a
+    sequence's rows are used, from its first: of the others `out` and gradients are 0, and the LSE is -inf. With `deterministic`,
+    dq has the same bits in each run. Gradients flow through the LSE, too, and none flows twice. `torch.func.grad`, `vjp` and
+    `vmap` work. Tensors with a tangent (`jvp`) are refused: no kernel has forward-mode derivatives. What has no backward pass
+    raises `UsageError` at once if a gradient is wanted, not when the loss is known.
+
+    Under `torch.autocast` q, k and v become tensors of its dtype, as in torch's own attention. A batch of 0 has an empty output.
+    v may have fewer columns than q and k: it is padded with zeros, and `out` has as many columns as v. `padded` counts the copies.
 
     >>> import torch
     >>> from flashlab.integrations.torch import attention
@@ -59,35 +79,131 @@ def attention(
     torch.Size([1, 2, 40, 32])
     """
     check_tensors(q=q, k=k, v=v)
-    for name, x in {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}.items():
-        check_no_tangent(name, x)
+    q, k, v = autocast(q, k, v)
+    for name, x in (("q", q), ("k", k), ("v", v), ("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+        if x is not None:
+            check_no_tangent(name, x)
+    if (lengths := masks.get("lengths")) is not None:
+        masks["lengths"] = FIELDS["lengths"].checked(lengths)  # what is decided is kept by them, and not by a list
+    known = decided(algorithm, tile, device, deterministic, masks)
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        check_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        if known.lengths is not None:
+            raise UsageError(
+                "lengths", Said(f"{len(known.lengths):,} sequences"), "None with cu_seqlens_q, which say them"
+            )
+    elif known.lengths is not None:
+        cu_seqlens_q, cu_seqlens_k = _offsets_of(known.lengths, q, k)
+    for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+        if x is not None and cu_seqlens_q is None:
+            raise refused(name, type(x).__name__, "None without cu_seqlens_q, which say where sequences begin")
+    state = state_of(known.dropout, seed, offset, rng_state)
+    if state is not None:
+        rng_state = torch.from_numpy(state).to(q.device)
+    columns = v.shape[-1] if len(q.shape) == len(v.shape) == 4 and v.shape[-1] != q.shape[-1] else None
+    if columns is not None:
+        if columns > q.shape[-1]:
+            raise UsageError("v.shape", tuple(v.shape), f"at most {q.shape[-1]} columns, as many as q has")
+        v = torch.nn.functional.pad(v, (0, q.shape[-1] - columns))
+    out, logs = _FORWARD(
+        q, k, v, sinks, alibi_slopes, mask, known.algorithm, known.tile, gradients_wanted(q, k, v, sinks), rng_state, cu_seqlens_q,
+        cu_seqlens_k, backend or ("gpu" if q.is_cuda else "emulator"), known.device, known.deterministic, *known.masks,
+        seqused_q, seqused_k,
+    )  # fmt: skip
+    if columns is not None:
+        out = out[..., :columns]
+    return (out, logs) if lse else out
+
+
+def forward_pass(q: Any, k: Any, v: Any, *, alibi_slopes: Any = None, **options: Any) -> tuple[Any, Any]:
+    """`(out, lse)`, where torch differentiates an operator of its own that calls this. `options` are those of `_settled`."""
+    wanted = gradients_wanted(q, k, v)
+    with torch.no_grad():
+        return _forward(q, k, v, None, alibi_slopes, None, "auto", None, wanted, *_settled(q, **options))
+
+
+def backward_pass(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Any) -> list[Any]:
+    """`[dq, dk, dv]` of the same. They lie in memory as q, k and v do."""
+    with torch.no_grad():
+        found = _backward(dout, q, k, v, out, lse.contiguous(), None, None, *_settled(q, **options))
+    laid = [(x, torch.empty_like(like)) for x, like in zip(found[:3], (q, k, v), strict=True)]
+    return [x if x.stride() == into.stride() else into.copy_(x) for x, into in laid]
+
+
+def _settled(
+    q: Any, rng_state: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, seqused_k: Any = None, **masks: Any
+) -> tuple[Any, ...]:  # fmt: skip
+    """What an operator takes at the end. As torch's own operators have it, it says which results have the same bits in each run."""
+    known = decided("auto", None, None, torch.are_deterministic_algorithms_enabled(), masks)
+    backend = "gpu" if q.is_cuda else "emulator"
+    return rng_state, cu_seqlens_q, cu_seqlens_k, backend, None, known.deterministic, *known.masks, None, seqused_k
+
+
+class _Call(NamedTuple):
+    """What else a call says, checked, as the operator takes it."""
+
+    algorithm: str
+    tile: tuple[int, int] | None
+    device: str | None
+    deterministic: bool
+    dropout: float | None
+    lengths: Any
+    masks: tuple[Any, ...]
+
+
+def decided(algorithm: Any, tile: TileLike, device: Any, deterministic: Any, masks: Any) -> _Call:
+    """Decided once for options that can be kept. A list, say, for a tile can't, and a compiler doesn't look into what is kept."""
+    if not torch.compiler.is_compiling():
+        with suppress(TypeError):
+            return _call(algorithm, tile, device, deterministic, **masks)
+    return _call.__wrapped__(algorithm, tile, device, deterministic, **masks)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _call(algorithm: Any, tile: TileLike, device: Any, deterministic: Any, **masks: Any) -> _Call:
+    """Raises `UsageError`."""
     if not isinstance(algorithm, str):
         raise UsageError("algorithm", type(algorithm).__name__, "a name where gradients are wanted")
     for name in masks:
         if name not in MASKS:
             raise unknown("keyword", name, MASKS)
     said: Any = {name: FIELDS[name].checked(value) for name, value in masks.items()}
-    if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    state = state_of(said.get("dropout"), seed, offset, rng_state)
-    if state is not None:
-        rng_state = torch.from_numpy(state).to(q.device)
-    if (lengths := said.get("lengths")) is not None:
-        if cu_seqlens_q is not None:
-            raise UsageError("lengths", Said(f"{len(lengths):,} sequences"), "None with cu_seqlens_q, which say them")
-        each = list(zip(*lengths, strict=True))
-        for numbers, x, field, words in zip(each, (q, k), ("len_q", "len_kv"), ("queries", "keys"), strict=True):
-            if sum(numbers) != x.shape[2]:
-                raise UsageError("lengths", Said(f"{sum(numbers):,} {words} in all"), f"{x.shape[2]:,}, the {field}")
-        cu_seqlens_q, cu_seqlens_k = (torch.tensor([0, *numbers]).cumsum(0, dtype=torch.int32) for numbers in each)
-    out, logs = _FORWARD(
-        q, k, v, sinks, alibi_slopes, mask, algorithm, None if tile is None else list(Tile.parse(tile)),
-        gradients_wanted(q, k, v, sinks),
-        rng_state, cu_seqlens_q, cu_seqlens_k, backend or ("gpu" if q.is_cuda else "emulator"), _named(device),
+    return _Call(
+        algorithm,
+        None if tile is None else tuple(Tile.parse(tile)),
+        _named(device),
         flag("deterministic", deterministic),
-        *(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
-    )  # fmt: skip
-    return (out, logs) if lse else out
+        said.get("dropout"),
+        said.get("lengths"),
+        tuple(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
+    )
+
+
+def _offsets_of(lengths: Any, q: Any, k: Any) -> list[Any]:
+    """Where sequences of these lengths begin, in the rows of q and of k, as tensors. Raises `UsageError`."""
+    each = list(zip(*lengths, strict=True)) or [(), ()]
+    for numbers, x, field, words in zip(each, (q, k), ("len_q", "len_kv"), ("queries", "keys"), strict=True):
+        if sum(numbers) != x.shape[2]:
+            raise UsageError("lengths", Said(f"{sum(numbers):,} {words} in all"), f"{x.shape[2]:,}, the {field}")
+    return [torch.tensor([0, *numbers]).cumsum(0, dtype=torch.int32) for numbers in each]
+
+
+def padded(problem: Problem) -> tuple[Problem, dict[str, int]]:
+    """The problem that kernels get for one whose v has fewer columns, and the bytes that the padding reads and writes beside
+    them, by tensor: "v" in the forward pass, and "dout" in the backward pass. What is cropped is a view.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=100, head_dim=192, head_dim_v=128, dtype="float16", causal=True)
+    >>> same, copy = padded(p)
+    >>> same.head_dim_v, copy["v"] == 2 * 100 * (128 + 192) * 2
+    (192, True)
+    """
+    width, narrow = problem.head_dim, problem.head_dim_v
+    if narrow > width:
+        raise UsageError("head_dim_v", narrow, f"at most {width}, the head_dim")
+    row = 0 if narrow == width else (narrow + width) * problem.itemsize
+    rows = {"v": problem.kv_heads * problem.len_kv, "dout": problem.heads * problem.len_q}
+    return problem.replace(head_dim_v=None), {name: problem.batch * n * row for name, n in rows.items()}
 
 
 def check_tensors(**named: Any) -> None:
@@ -111,6 +227,9 @@ def check_axes(accepted: str, **named: Any) -> None:
 def integers(name: str, x: Any, accepted: str) -> list[int]:
     """The numbers in a tensor of int32 or int64 along one axis. One on a GPU is waited for. Raises `UsageError`."""
     check_axes(accepted, **{name: x})
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        here = "one on the CPU while a CUDA graph is captured: a launch is planned for its numbers"
+        raise refused(name, "torch tensor on a GPU", here)
     if x.dtype not in (torch.int32, torch.int64):
         raise UsageError(f"{name}.dtype", str(x.dtype), "torch.int32")
     return x.tolist()
@@ -159,60 +278,128 @@ _MASKS = [name for name in MASKS if FIELDS[name].kind in _TYPES and name != "blo
 _OPTIONS = ", ".join((
     "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, str backend, str? device, bool deterministic",
     *(f"{_TYPES[FIELDS[name].kind]} {name}" for name in _MASKS),
+    "Tensor? seqused_q=None, Tensor? seqused_k=None",
 ))  # fmt: skip
 """What both operators take at the end."""
 
 
 def _plain(value: Any) -> Any:
     """A mask's value as an operator takes it."""
-    return (
-        value if value is None or isinstance(value, bool | float) else [-1 if side is None else side for side in value]
-    )
+    return tuple(-1 if side is None else side for side in value) if isinstance(value, tuple) else value
 
 
-def _said(value: Any) -> Any:
-    """The value again."""
-    return value if value is None or isinstance(value, bool | float) else tuple(None if n == -1 else n for n in value)
+@functools.lru_cache(maxsize=4096, typed=True)
+def _said(*plain: Any) -> Masks:
+    """The masks again."""
+    values = [tuple(None if n == -1 else n for n in x) if isinstance(x, tuple) else x for x in plain]
+    return Masks(**dict(zip(_MASKS, values, strict=True)))
+
+
+class _Options(NamedTuple):
+    """`_OPTIONS` as masks of a problem, as what else a call takes, whether dq is to have the same bits in each run, and the rows
+    of q and k that are used (None: all)."""
+
+    masks: Any
+    call: dict[str, Any]
+    deterministic: bool
+    rows_q: Any
+    rows_k: Any
 
 
 def _options(
     q: Any, k: Any, rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None,
     deterministic: bool, *plain: Any,
-) -> tuple[Masks, dict[str, Any], bool]:  # fmt: skip
-    """`_OPTIONS` as masks of a problem, as what else a call takes, and whether dq is to have the same bits in each run.
-
-    Offsets that lie on a GPU are waited for: the plan of a call is made for lengths.
-    """
-    masks: Any = {name: _said(value) for name, value in zip(_MASKS, plain, strict=True)}
+) -> _Options:  # fmt: skip
+    """Offsets that lie on a GPU are waited for: the plan of a call is made for lengths."""
+    *plain, seqused_q, seqused_k = plain
+    rows: list[Any] = [None, None]
+    masks: Any = dict(_said(*(tuple(x) if isinstance(x, list) else x for x in plain)))
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         both = offsets(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2])
-        masks["lengths"] = list(zip(*([b - a for a, b in pairwise(each)] for each in both), strict=True))
-    return masks, {"rng_state": rng_state, "backend": backend, "device": device}, deterministic
+        found = [used(name, x, begins) for name, x, begins in zip(_USED, (seqused_q, seqused_k), both, strict=True)]
+        rows = [
+            None if x is None else torch.tensor([i for span in x for i in span], dtype=torch.int64, device=q.device)
+            for x in found
+        ]
+        spans = [x or list(map(range, begins, begins[1:])) for x, begins in zip(found, both, strict=True)]
+        masks["lengths"] = tuple(zip(*(map(len, each) for each in spans), strict=True))
+    return _Options(masks, {"rng_state": rng_state, "backend": backend, "device": device}, deterministic, *rows)
+
+
+_USED = ("seqused_q", "seqused_k")
+
+
+def used(name: str, counts: Any, begins: list[int]) -> list[range] | None:
+    """The rows of each sequence that are used. None stands for all rows. Raises `UsageError`."""
+    if counts is None:
+        return None
+    numbers, spans = integers(name, counts, "(sequences)"), list(pairwise(begins))
+    if len(numbers) != len(spans):
+        raise UsageError(f"{name}.shape", (len(numbers),), f"({len(spans)},), one per sequence")
+    for s, (n, (begin, end)) in enumerate(zip(numbers, spans, strict=True)):
+        if not 0 <= n <= end - begin:
+            raise UsageError(f"{name}[{s}]", n, f"0 to {end - begin}, the rows of the sequence")
+    found = [range(begin, begin + n) for n, (begin, _) in zip(numbers, spans, strict=True)]
+    return found if sum(numbers) < begins[-1] else None
+
+
+def _picked(rows: Any, *tensors: Any) -> Any:
+    """Some of the rows of tensors (batch, heads, length, …); all of them where `rows` is None, and of None nothing."""
+    return [x if rows is None or x is None else x[:, :, rows] for x in tensors]
+
+
+def _put_back(rows: Any, like: Any, x: Any, fill: float = 0.0) -> Any:
+    """The opposite: a tensor of the shape of `like`, in which the other rows are filled."""
+    return x if rows is None else like.new_full(like.shape, fill, dtype=x.dtype).index_copy_(2, rows, x)
 
 
 def _forward(
-    q: Any, k: Any, v: Any, sinks: Any, alibi_slopes: Any, mask: Any, algorithm: str, tile: list[int] | None,
+    q: Any, k: Any, v: Any, sinks: Any, alibi_slopes: Any, mask: Any, algorithm: str, tile: Sequence[int] | None,
     differentiable: bool, *options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    masks, call, deterministic = _options(q, k, *options)
-    optional = {"sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask}
-    given = {name: x for name, x in optional.items() if x is not None}
-    if differentiable:
-        _check_gradients(ATTENTION.problem({"q": q, "k": k, "v": v, **given}, **masks), given, deterministic)
+    masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
+    every = q
+    (q,), (k, v) = _picked(rows_q, q), _picked(rows_k, k, v)
+    given = {"sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask}
+    given = {name: x for name, x in given.items() if x is not None}
+    empty = not all(q.shape[:1])
+    if differentiable or empty:
+        shapes = tuple((name, tuple(x.shape), x.dtype) for name, x in ({"q": q, "k": k, "v": v} | given).items())
+        leaves = frozenset(name for name, x in given.items() if x.requires_grad)
+        _check(shapes, leaves if differentiable else None, deterministic, **masks)
     into = torch.empty_like(q)
+    if empty:
+        return into, q.new_empty(q.shape[:3], dtype=torch.float32)
     call |= {"out": into} if call["backend"] == "gpu" else {}
     out, lse = attention_forward(
         q, k, v, algorithm=algorithm, lse=True, tile=None if tile is None else Tile(*tile), **given, **call, **masks
     )
-    return into if out is into else into.copy_(out), lse
+    out = into if out is into else into.copy_(out)
+    if rows_q is None:
+        return out, lse
+    return _put_back(rows_q, every, out), _put_back(rows_q, every[..., 0], lse, -torch.inf)
 
 
-def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: bool) -> None:
-    """Raises `UsageError` if no backward pass takes the problem, or has the gradient that is wanted."""
+@functools.lru_cache(maxsize=4096, typed=True)
+def _check(shapes: tuple[Any, ...], leaves: frozenset[str] | None, deterministic: bool, **masks: Any) -> None:
+    """Raises `UsageError` if no backward pass takes the problem, or has the gradient of one of the `leaves`. None: none is wanted.
+
+    No problem has a batch of 0: such arrays are judged as if their batch were 1.
+    """
+    named = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
+    if named["q"].shape[:1] == (0,):
+        for name in ("q", "k", "v"):
+            first, *rest = named[name].shape or (None,)
+            if first != 0:
+                raise UsageError(f"{name}.shape", named[name].shape, "batch 0, as q has")
+            named[name].shape = (1, *rest)
+    problem = ATTENTION.problem(named, **masks)
+    if leaves is None:
+        return
     row = catalogue.get(one_order("auto", BACKWARD) if deterministic else elsewhere("auto", BACKWARD))
-    for name, x in given.items():
+    for name in named.keys() - {"q", "k", "v"}:
         known = any(FIELDS[feature].operand == name for feature in row.support.masks)
-        if (x.requires_grad and name != "sinks") or not known:
+        if (name in leaves and name != "sinks") or not known:
             accepted = f"one without a gradient: {row.name} has none" if known else f"None: {row.name} doesn't know it"
             raise refused(name, "torch tensor, and gradients are wanted", accepted)
     row.check(problem)
@@ -221,25 +408,31 @@ def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: boo
 def _backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, *options: Any
 ) -> tuple[Any, Any, Any, Any]:
-    masks, call, deterministic = _options(q, k, *options)
+    masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
+    every_q, every_k = q, k
+    if not q.shape[0]:
+        return *map(torch.empty_like, (q, k, v)), q.new_empty(0) if sinks is None else torch.zeros_like(sinks)
+    (dout, q, out, lse, dlse), (k, v) = _picked(rows_q, dout, q, out, lse, dlse), _picked(rows_k, k, v)
     more: Any = call | {"dlse": dlse, "sinks": sinks, "deterministic": deterministic}
     dq, dk, dv, *dsinks = attention_backward(dout, q, k, v, out, lse, **more, **masks)
-    return dq, dk, dv, dsinks[0] if dsinks else q.new_empty(0)
+    dk, dv = (_put_back(rows_k, every_k, x) for x in (dk, dv))
+    return _put_back(rows_q, every_q, dq), dk, dv, dsinks[0] if dsinks else q.new_empty(0)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     """What the backward pass needs."""
     q, k, v, sinks, *_ = inputs
-    rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.plain = inputs[9:]
+    rng_state, cu_seqlens_q, cu_seqlens_k, *plain, seqused_q, seqused_k = inputs[9:]
+    ctx.plain = plain
     ctx.set_materialize_grads(False)  # most losses don't depend on the LSE, and its gradient is None then
-    ctx.save_for_backward(q, k, v, *output, sinks, rng_state, cu_seqlens_q, cu_seqlens_k)
+    ctx.save_for_backward(q, k, v, *output, sinks, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
 
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-    q, k, v, out, lse, *rest = ctx.saved_tensors
+    q, k, v, out, lse, *rest, seqused_q, seqused_k = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout
     dlse = None if dlse is None else dlse.contiguous()
-    found = _BACKWARD(dout, q, k, v, out, lse, dlse, *rest, *ctx.plain)
+    found = _BACKWARD(dout, q, k, v, out, lse, dlse, *rest, *ctx.plain, seqused_q, seqused_k)
     gradients = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[:4], strict=True)]
     return *gradients, *[None] * (len(ctx.needs_input_grad) - 4)
 
@@ -270,15 +463,33 @@ def _backward_shapes(
     return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
-def _operator(name: str, function: Any, schema: str, shapes: Any, keep: Any, differentiate: Any) -> Any:
-    """A function that calls the operator, now registered, and can be differentiated by autograd and by `torch.func`.
+_LIBRARY = torch.library.Library("flashlab", "FRAGMENT")
+_ITS_OWN = {torch.Tensor, torch.nn.Parameter}
+"""Tensors of any other type may have a dispatch of their own."""
 
-    An operator's own autograd isn't made for the transformations of `torch.func`, but a `Function` may be.
+
+def _watched(q: Any, k: Any, v: Any) -> bool:
+    """Does something of torch's want to see the operator that is called with these: its compiler, a transformation, a mode, or a
+    tensor of its own kind?"""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or not (type(q) in _ITS_OWN and type(k) in _ITS_OWN and type(v) in _ITS_OWN)
+        or q.is_meta
+    )
+
+
+def _operator(
+    name: str, function: Callable[..., Any], schema: str, shapes: Any, keep: Any, differentiate: Any, first: int
+) -> Any:
+    """A function that calls the operator, now registered, and can be differentiated by autograd and by `torch.func`. `first` is the
+    place of q among its inputs.
+
+    The operator has an autograd of its own, because `torch.library.custom_op`'s takes twice as long.
     """
-    made = torch.library.custom_op(f"flashlab::{name}", function, mutates_args=(), schema=schema)
-    made.register_fake(shapes)
-    made.register_autograd(differentiate, setup_context=keep)
-    operator = getattr(torch.ops.flashlab, name)
+    _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    operator = getattr(torch.ops.flashlab, name).default
+    inputs = len(operator._schema.arguments)
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
@@ -287,11 +498,49 @@ def _operator(name: str, function: Any, schema: str, shapes: Any, keep: Any, dif
         jvp = staticmethod(_never_forward)
 
         @staticmethod
-        def forward(*inputs: Any) -> Any:
-            return operator(*inputs)
+        def forward(*given: Any) -> Any:
+            return operator(*given)
 
-    def call(*inputs: Any) -> Any:
-        return (Transformed.apply if torch._C._are_functorch_transforms_active() else operator)(*inputs)
+    def differentiable(run: Callable[..., Any]) -> Any:
+        """The same for autograd alone. Without `setup_context`, which costs as much as all else."""
+
+        class Differentiable(torch.autograd.Function):
+            backward = staticmethod(differentiate)
+            jvp = staticmethod(_never_forward)
+
+            @staticmethod
+            def forward(ctx: Any, *given: Any) -> Any:
+                found = run(*given)
+                keep(ctx, given, found)
+                return found
+
+        return Differentiable.apply
+
+    def below(*given: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*given)
+
+    seen, unseen, transformed = differentiable(below), differentiable(function), Transformed.apply
+
+    def autograd(*given: Any) -> Any:
+        given = (*given, *[None] * (inputs - len(given)))  # the dispatcher leaves out what has its default
+        wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
+        return (seen if wanted else below)(*given)
+
+    def run(*given: Any) -> Any:
+        return function(*given, *[None] * (inputs - len(given)))
+
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, autograd, "Autograd")
+    torch.library.register_fake(f"flashlab::{name}", shapes, lib=_LIBRARY)
+
+    def call(*given: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return transformed(*given)
+        if _watched(*given[first : first + 3]):
+            return operator(*given)
+        wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
+        return (unseen if wanted else function)(*given)
 
     return call
 
@@ -300,11 +549,11 @@ _FORWARD = _operator(
     "attention", _forward,
     "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? alibi_slopes, Tensor? mask, str algorithm, int[]? tile, "
     f"bool differentiable, {_OPTIONS}) -> (Tensor, Tensor)",
-    _forward_shapes, _keep, _differentiate,
+    _forward_shapes, _keep, _differentiate, 0,
 )  # fmt: skip
 _BACKWARD = _operator(
     "attention_backward", _backward,
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor? sinks, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward_shapes, _keep_nothing, _never_twice,
+    _backward_shapes, _keep_nothing, _never_twice, 1,
 )  # fmt: skip

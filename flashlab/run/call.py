@@ -87,10 +87,10 @@ def attention(
     >>> fl.attention(q, k, v, causal=True).shape                                       # doctest: +SKIP
     (1, 8, 1024, 64)
     """
+    in_pages = block_table is not None or seq_lens is not None
     given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "block_mask": block_mask,
              "rng_state": rng_state, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask,
              "k_scale": k_scale, "v_scale": v_scale, "out": out}  # fmt: skip
-    in_pages = block_table is not None or seq_lens is not None
     if in_pages and isinstance(algorithm, str) and algorithm == "flash2":
         algorithm = "paged"
     more: Any = {
@@ -102,18 +102,28 @@ def attention(
         "scales": scales,
     }
     more |= {"seed": seed, "offset": offset}
-    if not in_pages and host.traced(q):  # before anything asks where an array lies
-        outputs = _by_torch(given, **more, **masks)
-        return outputs if lse else outputs[0]
+    if not in_pages and host.asked_by_torch(q):  # before anything asks where an array lies
+        given |= zip(("q", "k", "v"), host.autocast(q, k, v), strict=True)
+        if host.traced(q):
+            outputs = _by_torch(given, **more, **masks)
+            return outputs if lse else outputs[0]
     differentiate = None if in_pages else _differentiated
     outputs = called(PAGED if in_pages else ATTENTION, given, masks, differentiate=differentiate, **more)
     return outputs if lse else outputs[0]
 
 
 def _differentiated(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[Any, ...] | None:
-    """Attention that torch differentiates, if a gradient is to flow through q, k, v or sinks."""
-    wanted = any(host.wants_gradient(given[name]) for name in ("q", "k", "v", "sinks"))
+    """Attention that torch differentiates, if a gradient is to flow through q, k, v or sinks, or if the kernels need its help."""
+    wanted = any(host.wants_gradient(given[name]) for name in ("q", "k", "v", "sinks")) or _helped(given)
     return _by_torch(given, lse=lse, **options) if wanted else None
+
+
+def _helped(given: Mapping[str, Any]) -> bool:
+    """Are they tensors of torch's without a batch, or whose v has fewer columns than q? Torch pads and crops."""
+    q, v = given["q"], given["v"]
+    if not host.kind_of(q) == host.kind_of(v) == "torch" or not len(q.shape) == len(v.shape) == 4:
+        return False
+    return q.shape[0] == 0 or v.shape[3] < q.shape[3]
 
 
 def _by_torch(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[Any, ...]:

@@ -86,6 +86,27 @@ def test_where_sequences_are_cut() -> None:
     assert ends_k.tolist() == [0, 0, 4, 7, 7, 10]
 
 
+@pytest.mark.compiler
+def test_chunks_of_what_is_used() -> None:
+    """The rows that a sequence doesn't use change nothing, and their output is 0."""
+    mine, theirs = drawn(14, 20, 20), drawn(14, 20, 20)
+    numbers = ([0, 6, 14], [0, 11, 20], [4, 8], [9, 7])
+    *offsets, used_q, used_k = (torch.tensor(x, dtype=torch.int32) for x in numbers)
+    out, lse, _ = door().flash_attn_varlen_func(
+        *(x[0] for x in mine), *offsets, causal=True, attention_chunk=4, return_attn_probs=True,
+        seqused_q=used_q, seqused_k=used_k,
+    )  # fmt: skip
+    parts = [
+        naive(theirs[0][:, a:b], theirs[1][:, c:d], theirs[2][:, c:d], 4, True)
+        for a, b, c, d in ((0, 4, 0, 9), (6, 14, 11, 18))
+    ]
+    assert not out[4:6].any() and (lse[:, 4:6] == -torch.inf).all()
+    found = torch.cat([out[:4], out[6:]]), torch.cat([lse[:, :4], lse[:, 6:]], -1)
+    alike(
+        found, (torch.cat([each[0][0] for each in parts]), torch.cat([each[1][0] for each in parts], -1)), mine, theirs
+    )
+
+
 @pytest.mark.transformers
 def test_the_signatures_name_what_transformers_passes() -> None:
     """It reads signatures, and drops what isn't named. What pages need is for a function that we don't lend."""

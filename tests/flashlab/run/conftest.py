@@ -31,6 +31,7 @@ def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
         Tensor=Tensor,
         device=lambda *named: named,
         is_grad_enabled=lambda: True,
+        is_autocast_enabled={"cuda": False, "cpu": False}.get,
         compiler=SimpleNamespace(is_compiling=lambda: False),
         autograd=SimpleNamespace(forward_ad=SimpleNamespace(_current_level=-1)),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234, _are_functorch_transforms_active=lambda: False),
