@@ -24,6 +24,8 @@ WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
 PART ?= 1/1
+# Tests start Python hundreds of times: what it has compiled is kept, also where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo check test test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
 
