@@ -24,18 +24,27 @@ WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
 PART ?= 1/1
+# Tests start Python hundreds of times: what it has compiled is kept, also where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo check test test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
+.PHONY: demo check test types tests test-torch test-triton test-long browser lab lessons docs lite figures stale lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
 	@echo "next: . .venv/bin/activate"
 	@echo "then: flashlab trace standard --tile 32x32 --against flash2 --html out/player.html"
 
-test: .venv/.test browser
+test:
+	@$(MAKE) --no-print-directory --jobs=2 .venv/.test browser
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+# It is one process for a minute, and tests have cores to spare while they begin and end.
+types: .venv/.test
 	$(BIN)/basedpyright
+
+tests: .venv/.test
 	$(BIN)/python $(PYTEST)
 
 check: .venv/.test

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -19,7 +20,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl"
 import pytest
 from hypothesis import settings
 
-from tests.tiers import like_cases_are_long
+from tests.tiers import like_cases_are_long, may_be_meant
 
 # The same examples in every run, and no deadline: a busy machine is no bug. HYPOTHESIS_PROFILE=explore looks further.
 # Properties with a number of their own say it by tests.tiers.examples.
@@ -122,6 +123,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if required(marker):
                 pytest.fail(f"FLASHLAB_REQUIRE={os.environ['FLASHLAB_REQUIRE']}, but {missing}", pytrace=False)
             pytest.skip(missing)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that has none of the tests asked for isn't even imported: all of them take half a minute in each process."""
+    if collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        text = collection_path.read_text(encoding="utf-8")
+        return None if may_be_meant(text, config.option.markexpr, NEEDS) else True
+    return None
 
 
 LEFT_OUT = pytest.StashKey[int]()

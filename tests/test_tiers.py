@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import conftest
-from tests.tiers import examples, like_cases_are_long, one_of_each, quick, those_in
+from tests.tiers import examples, like_cases_are_long, may_be_meant, one_of_each, quick, those_in
 
 HERE = Path(__file__).parent
 CLOCK = re.compile(r"\b(perf_counter|process_time|monotonic|timeit|time\.time)(_ns)?\b")
@@ -96,6 +96,23 @@ def test_long_tests_are_left_out_and_counted_unless_they_are_named() -> None:
     assert collected("", "tests") == (["short"], 1)
     assert collected("long") == (["short", "long"], 0)
     assert collected("", "tests/test_x.py::test_long") == (["short", "long"], 0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "may"),
+    [
+        ("", "", True),
+        ("triton and not gpu and not long", "pytest.mark.triton", True),
+        ("triton and not gpu and not long", "tritonc, gpu", False),
+        ("(torch or transformers) and not triton and not gpu", "mark.torch, mark.triton", True),
+        ("(torch or transformers) and not triton and not gpu", "mark.triton", False),
+        ("long and not jax", "", True),  # a test may be long without a word of it in its file
+        ("not (torch or gpu)", "mark.torch", True),
+        ("gpu(memory=1)", "", True),
+    ],
+)
+def test_a_file_without_the_words_of_what_is_asked_for_is_passed_over(expression: str, text: str, may: bool) -> None:
+    assert may_be_meant(text, expression, conftest.NEEDS) == may
 
 
 @pytest.mark.parametrize(

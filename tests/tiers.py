@@ -40,6 +40,24 @@ def examples(n: int, **options: Any) -> settings:
     return settings(max_examples=n if MANY else -(-n // 3), **options)
 
 
+def may_be_meant(text: str, expression: str, needs: Container[str]) -> bool:
+    """May a marker expression mean a test of a file with this text? What a test `needs` it names, and so does its file.
+
+    >>> [may_be_meant(text, "torch and not gpu", {"torch", "gpu"}) for text in ("pytest.mark.torch", "pytest.mark.gpu")]
+    [True, False]
+    """
+    if not re.fullmatch(r"[\w\s()]*", expression) or re.search(r"\bnot\s*\(", expression):
+        return True
+
+    def answer(match: re.Match[str]) -> str:
+        negated, word = match.groups()
+        if word in ("and", "or"):
+            return word
+        return str(bool(negated) or word not in needs or re.search(rf"\b{word}\b", text) is not None)
+
+    return bool(eval(re.sub(r"(not\s+)?(\w+)", answer, expression) or "True"))
+
+
 def like_cases_are_long(items: Iterable[Any], *, whole: bool = True) -> None:
     """Marks as long what `alike` leaves to `make test-long`.
 

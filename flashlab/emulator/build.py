@@ -196,21 +196,9 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
     if done.returncode:
         raise BuildError(explained(source, entries, done.stderr))
     run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
-    (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
-    objects = [str(work / "kernel.o"), *map(str, runtime)]
-    link = [
-        "-x",
-        "c",
-        str(work / "sram.c"),
-        "-x",
-        "none",
-        *objects,
-        "-fPIC",
-        "-shared",
-        "-pthread",
-        "-Wl,--no-undefined",
-        "-Wl,--emit-relocs",  # they say where calls are
-    ]
+    objects = [work / "kernel.o", _sram(work / "kernel.o"), *runtime]
+    # relocations say where calls are
+    link = [*map(str, objects), "-fPIC", "-shared", "-pthread", "-Wl,--no-undefined", "-Wl,--emit-relocs"]
     linked = _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")])
     if linked.returncode:
         raise BuildError(explained(source, entries, linked.stderr))
@@ -223,7 +211,7 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
             raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
     sites = {"places": places, "statics": statics, "unset": warnings_of(done.stderr) if _fills() else None}
     (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
-    for name in ("kernel.cpp", "kernel.o", "sram.c"):
+    for name in ("kernel.cpp", "kernel.o"):
         (work / name).unlink()
 
 
@@ -243,6 +231,19 @@ def _compiled_unit(source: Source, unit: str, command: Sequence[str], work: Path
             return done
     file.write_text(whole, encoding="utf-8")  # g++ may name a header in what it says, and fail to load one
     return _compiled(compiling)
+
+
+def _sram(kernel: Path) -> Path:
+    """An object with the dynamic SRAM of a kernel. Few names are in use, so it is kept for other kernels."""
+    text = _sram_source(kernel)
+
+    def make(work: Path) -> None:
+        (work / "sram.c").write_text(text, encoding="utf-8")
+        done = _compiled([compiler()[0], "-x", "c", "-fPIC", "-c", str(work / "sram.c"), "-o", str(work / "sram.o")])
+        if done.returncode:
+            raise BuildError(f"the emulator's SRAM doesn't compile:\n{done.stderr}")
+
+    return cache.entry("runtime", cache.digest(compiler()[1], text), make) / "sram.o"
 
 
 def _sram_source(kernel: Path) -> str:

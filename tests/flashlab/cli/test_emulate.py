@@ -6,13 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kernels_cu
 from flashlab.base import cache
+from flashlab.base.apart import Answer
 from tests.flashlab.cli.typed import document, one_line, run
 from tests.patches import patched
 
@@ -33,6 +36,16 @@ __global__ void flags(bool* out, bool a, const int* nothing) { *out = a && !noth
 __global__ void put(int* out) { *out = VALUE; }
 """
 ONE = ["--grid", 1, "--block", 1]
+
+
+@pytest.fixture
+def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file's kernel runs in this process: a child takes a second to begin."""
+
+    def called(function: Callable[..., Any], *given: Any, seconds: float, memory: int, **named: Any) -> Answer:
+        return Answer(function(*given, **named), "")
+
+    monkeypatch.setattr("flashlab.emulator.apart.call_apart", called)
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +218,7 @@ def test_a_file_as_json(source: str, tmp_path: Path) -> None:
     assert finding["text"].startswith("mine.cu:") and "x[100] in HBM" in finding["text"]
 
 
+@pytest.mark.usefixtures("without_child")
 def test_one_finding_is_one(source: str) -> None:
     words = [
         "--kernel",
@@ -221,6 +235,7 @@ def test_one_finding_is_one(source: str) -> None:
     assert run("emulate", source, *words, code=1).stdout.splitlines()[-1] == "1 finding"
 
 
+@pytest.mark.usefixtures("without_child")
 def test_arguments_of_every_kind(source: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32))
     np.savez(tmp_path / "both.npz", x=np.ones(8, np.float32), other=np.zeros(3))
@@ -253,6 +268,7 @@ def test_arguments_of_every_kind(source: str, tmp_path: Path) -> None:
         assert np.load(tmp_path / "flags.npz")["out"] == [expected]
 
 
+@pytest.mark.usefixtures("without_child")
 def test_random_integers_are_small(source: str, tmp_path: Path) -> None:
     words = ["--arg", "x=float32[8]", "--arg", "y=float32[8]:out", "--out", tmp_path / "out.npz"]
     run("emulate", source, "--kernel", "careless", "--grid", 1, "--block", 8, *words)
@@ -262,6 +278,7 @@ def test_random_integers_are_small(source: str, tmp_path: Path) -> None:
     assert kept[0] == -1 and np.all((kept[1:] >= 0) & (kept[1:] < 100))
 
 
+@pytest.mark.usefixtures("without_child")
 def test_macros(source: str, tmp_path: Path) -> None:
     words = ["--kernel", "put", *ONE, "--arg", "out=int32[1]:out", "--out", tmp_path / "out.npz"]
     for define, expected in (("VALUE_OR_0=7", 7), ("VALUE_OR_0", 1), ("VALUE_OR_0=2+3", 5)):
@@ -269,12 +286,14 @@ def test_macros(source: str, tmp_path: Path) -> None:
         assert np.load(tmp_path / "out.npz")["out"] == [expected]
 
 
+@pytest.mark.usefixtures("without_child")
 def test_what_is_not_written_fails(source: str) -> None:
     words = ["--kernel", "put", *ONE, "--arg", "out=int32[3]:out"]
     text = run("emulate", source, *words, code=1).stdout
     assert text.splitlines()[-2:] == ["out: 8 bytes were never written", "1 finding"]
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -311,6 +330,7 @@ def test_bad_usage_is_one_line(source: str, words: str, line: str) -> None:
     assert line in one_line("emulate", source, *ONE, *words.split())
 
 
+@pytest.mark.usefixtures("without_child")
 def test_files_of_arrays_that_cannot_be_read(source: str, tmp_path: Path) -> None:
     (tmp_path / "bad.npy").write_text("text")
     (tmp_path / "bad.npz").write_text("text")
@@ -336,6 +356,7 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     assert "\ntypo.cu:2:" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.alike(1)
 @pytest.mark.parametrize("name", ["put<1;>", "put<[]{return 1;}()>", "put<1>;put<2>"])
 def test_a_name_with_a_semicolon_reaches_no_kernel(name: str, tmp_path: Path) -> None:
@@ -436,6 +457,7 @@ def test_a_published_file(tmp_path: Path) -> None:
     assert "--std = 'c++20'" in one_line("emulate", "flash2", "--std", "c++20")
 
 
+@pytest.mark.usefixtures("without_child")
 def test_a_file_without_symbols_says_so(tmp_path: Path) -> None:
     (tmp_path / "none.cu").write_text("__global__ void k() {}")
     assert one_line("emulate", tmp_path / "none.cu", *ONE, "--symbol", "z=1") == (
@@ -443,6 +465,7 @@ def test_a_file_without_symbols_says_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.parametrize(
     "text", ["float32[99999999999999]", "int8[100000,1000000000]:full(1)", "float32[10000000000000]:out"]
 )

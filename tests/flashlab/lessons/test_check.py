@@ -103,6 +103,7 @@ def test_memory_is_limited():
     assert "in line 6" in verdict.message
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.alike(1)
 @pytest.mark.parametrize(
     ("was", "becomes", "says"),
@@ -172,6 +173,7 @@ def mine(m, q, k, v, problem, tile):
 """
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.alike(4)
 @pytest.mark.parametrize(
     ("result", "kind", "says"),
@@ -206,6 +208,7 @@ def mine(m, q, k, v, problem, tile):
 """
 
 
+@pytest.mark.usefixtures("without_child")
 def test_whole_arrays_in_numpy_are_no_answer():
     """Right numbers and right bytes, but NumPy did the work."""
     verdict = fl.check(program_of(WHOLE_ARRAY), exercise="01.3")
@@ -213,6 +216,7 @@ def test_whole_arrays_in_numpy_are_no_answer():
     assert "block.matmul did 0 FLOPs" in verdict.message
 
 
+@pytest.mark.usefixtures("without_child")
 def test_data_that_was_never_loaded():
     text = CELL.replace("block.fetch(k, block.i, tile.rows)", "fl.Registers(block, tile.rows, k.cols, KNOWN)")
     known = np.zeros((1, 1, 1, 1, 64, 128), np.float32)
@@ -222,6 +226,7 @@ def test_data_that_was_never_loaded():
     assert "part of what this takes was never loaded" in repr(verdict)
 
 
+@pytest.mark.usefixtures("without_child")
 def test_right_numbers_from_data_that_was_never_loaded():
     """Only where the numbers are right is it a cheat; a program that skips tiles is told so, and no more."""
     text = CELL.replace("block.fetch(k, block.i, tile.rows)", "taken(m, block)")
@@ -235,6 +240,7 @@ def test_right_numbers_from_data_that_was_never_loaded():
     assert "used data that it never loaded" not in repr(fl.check(program_of(skipped), exercise="04.2"))
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.alike(1)
 @pytest.mark.parametrize(("stages", "kind"), [(2, "passed"), (1, "overwritten")])
 def test_a_tile_is_there_until_its_place_is_taken(stages: int, kind: str):
@@ -249,6 +255,7 @@ def test_a_tile_is_there_until_its_place_is_taken(stages: int, kind: str):
     assert kind == "passed" or "k was loaded once more after this tile" in verdict.message
 
 
+@pytest.mark.usefixtures("without_child")
 def test_a_tile_that_was_not_stored_is_not_taken_for_one_full_of_nan():
     unstored = CELL.replace("block.store(out, x + y, block.i, tile.rows)", "x + y")
     assert "it was never stored" in fl.check(program_of(unstored), exercise="00.1").message
@@ -256,6 +263,7 @@ def test_a_tile_that_was_not_stored_is_not_taken_for_one_full_of_nan():
     assert "it was stored, but it is NaN throughout" in fl.check(program_of(nothing), exercise="00.1").message
 
 
+@pytest.mark.usefixtures("without_child")
 def test_no_factor_is_told_of_a_tile_that_is_right_but_for_rows_of_nan(monkeypatch: pytest.MonkeyPatch):
     def some_rows_see_no_key(seed: int) -> bool:
         case = EXERCISES["01.3"].cases(Random(seed))[3]
@@ -268,6 +276,7 @@ def test_no_factor_is_told_of_a_tile_that_is_right_but_for_rows_of_nan(monkeypat
     assert "times what it should be" not in repr(verdict)
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.parametrize("answer", ["flash2", fl.CATALOGUE["standard"].program, "softmax_online"])
 def test_the_library_s_own_programs_are_no_answer(answer: object):
     assert fl.check(answer, exercise="01.2").kind == "short cut"
@@ -286,6 +295,7 @@ def test_an_unknown_exercise_is_told_with_the_nearest():
     assert "expected one of 00.1" in verdict.message
 
 
+@pytest.mark.usefixtures("without_child")
 def test_sram_over_the_limit():
     verdict = judged('block.alloc("everything", 4096, 4096)')
     assert verdict.kind == "sram"
@@ -323,6 +333,7 @@ def test_cuda_files_are_refused_in_a_line_or_judged(tmp_path: Path):
     assert fl.check(there, exercise="05.3").kind in HEADLINES
 
 
+@pytest.mark.usefixtures("without_child")
 def test_what_passed_stays_passed():
     fl.check(program_of(CELL), exercise="00.1")
     judged("1 / 0")

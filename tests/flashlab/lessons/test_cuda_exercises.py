@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.base.process import Outcome
 from flashlab.emulator import Empty
 from flashlab.lessons import kernel_child, kernels
 from flashlab.lessons.catalogue import KERNEL_EXERCISES
@@ -23,6 +24,18 @@ pytestmark = pytest.mark.compiler
 
 PATIENCE = 240.0
 """Seconds that a check may take here: none of these kernels hangs, and a busy machine is no misconception."""
+
+
+@pytest.fixture
+def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check runs in this process: a child takes a second to begin. test_cuda_check.py is about children."""
+
+    def run_here(folder: Path, *_: object) -> Outcome:
+        kernel_child.main(folder)
+        return Outcome("done", "", "")
+
+    monkeypatch.setattr(kernels, "run_child", run_here)
+    monkeypatch.setattr(kernel_child, "_limit", lambda _: None)
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -44,6 +57,7 @@ def test_the_skeleton_is_the_solution_without_the_marked_lines(name: str):
     assert re.search(rf"__global__ void {exercise.kernel}\(", exercise.skeleton)
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.parametrize("name", KERNEL_EXERCISES)
 def test_the_skeleton_has_not_begun(name: str, tmp_path: Path):
     assert fl.check(written(tmp_path, name, KERNEL_EXERCISES[name].skeleton), exercise=name).kind == "not started"
@@ -73,6 +87,7 @@ def test_the_solution_passes_whatever_is_drawn(name: str, seeds: range, tmp_path
         assert verdict.passed, (seed, repr(verdict))
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.alike(1)
 @pytest.mark.parametrize(
     ("name", "was", "becomes"),
@@ -120,6 +135,7 @@ def test_arguments_are_the_kernel_s_parameters(name: str):
         assert set(launch.truth) == {n for n, value in launch.arguments.items() if isinstance(value, Empty)}
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.parametrize(
     "wrong",
     one_of_each(MISCONCEPTIONS, lambda wrong: wrong.exercise[:2], lambda wrong: f"{wrong.exercise}-{wrong.name}"),

@@ -33,6 +33,7 @@ def test_the_skeleton_is_the_solution_without_the_marked_lines(name: str):
     compile(exercise.skeleton, name, "exec")
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.parametrize("name", EXERCISES)
 def test_the_skeleton_has_not_begun(name: str):
     assert fl.check(program_of(EXERCISES[name].skeleton), exercise=name).kind == "not started"
@@ -71,6 +72,7 @@ def test_problems_are_drawn_anew_and_some_are_ragged(name: str):
     assert any(case.problem.len_q % case.tile.rows for seed in range(5) for case in EXERCISES[name].cases(Random(seed)))
 
 
+@pytest.mark.usefixtures("without_child")
 @pytest.mark.alike("00.4", "02.1", "04.3", "09.1")
 @pytest.mark.parametrize(
     "wrong", one_of_each(MISCONCEPTIONS, lambda wrong: wrong.exercise, lambda wrong: f"{wrong.exercise}-{wrong.name}")

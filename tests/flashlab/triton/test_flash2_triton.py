@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,7 @@ def test_right_and_counted(dtype: str, data: st.DataObject) -> None:
     check_right_and_counted(NAME, dtype, data)
 
 
+@pytest.mark.alike("bfloat16")  # which the interpreter alone gets wrong
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_verified(dtype: str) -> None:
     checks = ["key_sets", "hidden_keys", "memory", "odd_scale", "misaligned"]
@@ -150,20 +152,21 @@ PROBLEMS = [
 """With tiles of 32 × 32: tails each way, empty rows, masks on both sides, grouped heads, odd rows, scales, low scores."""
 
 
-def seen(path: Path | None) -> set[str]:
-    """What is seen of a kernel on all problems."""
-    found: set[str] = set()
+def seen(path: Path | None) -> Iterator[str]:
+    """What is seen of a kernel on all problems, one after the other: who looks for something stops where it is found."""
     for p, inputs in PROBLEMS:
         done = run(p, inputs, tile=(32, 32), source=path)
-        found |= {finding.kind for finding in done.findings}
-        found |= {"bytes"} if done.differences else set()
-        found |= {"never written"} if done.unwritten else set()
-        found |= set() if judge(expect(p, **drawn(p, inputs)), done.out, done.lse).passed else {"the rule"}
-    return found
+        yield from {finding.kind for finding in done.findings}
+        if done.differences:
+            yield "bytes"
+        if done.unwritten:
+            yield "never written"
+        if not judge(expect(p, **drawn(p, inputs)), done.out, done.lse).passed:
+            yield "the rule"
 
 
 def test_nothing_is_seen_of_the_kernel_itself() -> None:
-    assert seen(None) == set()
+    assert list(seen(None)) == []
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.mechanism.replace(" ", "-"))
