@@ -44,14 +44,17 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     """
 
     def rounds(run: int) -> int:
-        splits = [(Splits(one, tile, run), n) for one, n in problem.different.items()]
-        units = sum(n * s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s, n in splits)
-        return run * -(-units // device.sms)
+        def units(one: Problem) -> int:
+            s = Splits(one, tile, run)
+            return s.runs * s.row_tiles * one.batch * one.kv_heads
+
+        return run * -(-problem.total(units) // device.sms)
 
     registers = -(-padded(tile.rows, FRAGMENT) // warps) * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
     room, most = (_REGISTERS_APART, MOST_APART) if problem.apart else (_REGISTERS, inf)
     runs = [2**n for n in range(room // registers + 1) if 2**n <= most]
-    return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
+    needed = {run: rounds(run) for run in runs}
+    return max(run for run in runs if needed[run] <= 1.04 * min(needed.values()))
 
 
 def pays(problem: Problem, device: Device) -> bool:
