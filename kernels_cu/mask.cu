@@ -60,7 +60,7 @@ DEVICE unsigned as_accumulators(unsigned own) {
 // visible.
 DEVICE Visit visit_of(int j, bool some, bool every) { return {any_lane(some) ? 2 * j + any_lane(!every) : -1}; }
 
-// A warp packs tile j of booleans whose rows are padded, or of a block that is `listed` or not.
+// A warp packs tile j. It takes booleans in padded rows, or a block that is `listed` or not.
 DEVICE Visit pack_chunks(const Tensor& mask, bool listed, const Shape& shape, int row_tile, int j, unsigned* bits) {
   const int first_row = row_tile * BR, mask_bytes = round_up(shape.len_kv, CHUNK_BYTES);  // of a row
   bool some = false, every = true;

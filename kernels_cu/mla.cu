@@ -76,7 +76,8 @@ struct Latent {
       page = load_global<int>(table + static_cast<long long>(request) * batch.table_pages + key(j) / page_size);
   }
 
-  // Tile j, whose pages have been looked up, and a look at those of the next one. It is a group of copies, even if there is none.
+  // Copies tile j, for its pages have been looked up, and looks up the pages of the next one. That is a group of copies, even if
+  // it is empty.
   DEVICE void load(int j) {
     if (j <= last) {
       const long long own = PAGED ? page * latent.batch + key(j) % page_size * latent.row : key(j) * latent.row;

@@ -345,7 +345,7 @@ DEVICE void decode(const Tensor& q, const Latent& latent, const Results& results
   }
 }
 
-// The keys of a sequence whose first offset this is.
+// The keys of the sequence that has this as its first offset.
 DEVICE int keys_between(const int* offset) {
   return load_global<int>(offset + 1) - load_global<int>(offset);
 }

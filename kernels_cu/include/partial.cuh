@@ -59,8 +59,8 @@ struct UnitRows {
     store_global(lse + lse_at(units, shape, unit, head, query), (m + log2_approx(l)) * LN2);
   }
 
-  // Counts this warp, whose partial results of a node are written. Is it the last one for the node's parent? Then those of the
-  // others are there. `warp` is its number among those that merge.
+  // Counts this warp: its partial results of a node are written. Is it the last one for the node's parent? Then the other
+  // warps' results are there. `warp` is its number among those that merge.
   DEVICE bool last_of_siblings(const Level& level, int warp) const {
     const long long counter = static_cast<long long>(flat_head()) * room.counters + level.counter_of_parent();
     const Keys siblings = level.siblings();
