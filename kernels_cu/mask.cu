@@ -1,14 +1,14 @@
-// Packs a mask that an array says, once for all batches and heads: see mask_array.cuh for what it reads, packed_mask.cuh for what
-// it writes.
+// Packs the mask of an array, once for all batches and heads. It reads what mask_array.cuh describes, and writes what
+// packed_mask.cuh describes.
 //
 // A block owns a row tile. The tile is that of the kernel behind this one. The block's warps take PACKERS key tiles at a time, one
-// each, and leave in SRAM what they found. Then the first warp appends the visible ones to the list. What a causal mask or a window
-// hides is neither read nor listed.
-// With a mask of blocks, each warp reads the whole list of its row of blocks for each tile. The list is short, and may be in any
-// order. Rows of booleans are padded to 16 bytes, and read in chunks of 16 bytes. A warp has AT_ONCE fragments on their way. Bits,
-// and the booleans of a sequence, begin anywhere. These are read row by row, each byte once.
+// each. They leave what they found in SRAM. Then the first warp appends the visible ones to the list. What a causal mask or a
+// window hides is neither read nor listed. With a mask of blocks, each warp reads the whole list of its row of blocks for each
+// tile. The list is short, and may be in any order. Rows of booleans are padded to 16 bytes, and read in chunks of 16 bytes. A warp
+// has AT_ONCE fragments on their way. Bits, and the booleans of a sequence, begin anywhere. These are read row by row, each byte
+// once.
 //
-// Expected: it reads each byte of the mask once; next to an attention over many heads it takes no time.
+// Expected: it reads each byte of the mask once. Beside attention over many heads it takes no time.
 #include "mask.cuh"
 #include "mask_array.cuh"
 #include "packed_mask.cuh"
