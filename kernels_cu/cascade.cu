@@ -1,5 +1,5 @@
 // Cascade attention (FlashInfer, arXiv 2501.01005): requests that begin with the same keys, with causal masks, windows, a soft cap,
-// sinks, GQA, any lengths, which each request may have for itself.
+// sinks, GQA and any lengths. Each request may have a length of its own.
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype, 16 bits
 //   k_prefix, v_prefix (1, kv_heads, len_prefix, head_dim)    lse (batch, heads, len_q) float32, or NULL    rows padded to 16 bytes
@@ -21,9 +21,8 @@
 //   SRAM        Q  ROWS x D | K, V  2 x (BC x D) each
 //   registers   of a warp with 16 or 32 rows: O  rows x D and S  rows x BC in float32
 //
-// Expected: over the requests' own keys the bandwidth of DRAM binds. So it does over the prefix, up to about 100 rows; from there
-// on the tensor cores bind. A launch that computed a row's own keys and merged at once would spare one partial result its way to
-// HBM and back.
+// Expected: over the requests' own keys the bandwidth of DRAM binds. It also binds over the prefix, up to about 100 rows. From
+// there on the tensor cores bind. One launch for a row's own keys and the merge would save a partial result's way to HBM and back.
 #include "cascade.cuh"
 #include "elements.cuh"
 

@@ -1,12 +1,13 @@
-// FlashAttention-1, forward: Algorithm 1 of arXiv 2205.14135, as printed. One block a (batch, head): K and V outside, Q
-// inside; O, l and m lie in HBM and are read and written at every j; masked tiles are walked too.
+// FlashAttention-1, forward: Algorithm 1 of arXiv 2205.14135, as printed. There is one block per (batch, head). Its outer loop
+// walks over K and V, the inner one over Q. O, l and m lie in HBM. They are read and written at every j. Masked tiles are walked,
+// too.
 //
 // q, out: (batch, heads, len_q, head_dim); k, v: (batch, kv_heads, len_kv, head_dim), in the storage dtype;
 // o: workspace like out, but float32; l, m: workspace, and lse (or null): (batch, heads, len_q) float32.
 // Rows of all tensors are padded to 16 bytes. Tiles: Br = BR queries x Bc = BC keys.
 //
-// The warps split the keys of a tile (split-K): each has all BR rows against BC / WARPS keys, so its maxima, sums and
-// P·V are partial, and the warps meet in SRAM. Partial outputs are summed up a chunk of columns at a time.
+// The warps split the keys of a tile (split-K). Each has all BR rows against BC / WARPS keys. So its maxima, sums and P·V are
+// partial, and the warps meet in SRAM. They add up partial outputs one chunk of columns at a time.
 #include "elements.cuh"
 #include "mask.cuh"
 #include "mma.cuh"

@@ -4,29 +4,30 @@
 //   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
 //   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile)
 //
-// Rung 3 (flash3_backward_3.cu) computes a tile as this one does. What is left is which block computes what, and when; and ragged
-// batches, dropout, sinks and parts of a group's heads.
+// Rung 3 (flash3_backward_3.cu) computes a tile as this one does. This one adds which block computes what, and when. It also adds
+// ragged batches, dropout, sinks and parts of a group's heads.
 //
-// The launches are those of flash2_backward, and so is a piece of work: BC keys of a KV head, against the query tiles that see them,
-// of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV leave its registers once, at the end.
+// The launches are those of flash2_backward. So is a piece of work: BC keys of a KV head, against the query tiles that see them, in
+// all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV leave its registers once, at the end.
 // Where there are fewer key tiles than SMs, blocks take those heads in PARTS. Then each writes what its part gives dK and dV, in
 // float32, and a launch of its own adds the parts up in their order. So each run gives the same bits.
 // It computes S and dP transposed, with keys as rows. So P and dS already lie in its registers as dV += Pᵀ dO and dK += dSᵀ Q want
 // them. For dQ = dS K all warpgroups' keys count: dS passes through SRAM, and each warpgroup computes a share of dQ, which it adds
 // to HBM straight from its registers.
 //
-// A tile's dQ is computed one tile later, beside the next dV and dK. So no warpgroup waits for the other's dS in the middle of a tile.
-// The two drift apart: one multiplies while the other takes exponentials.
+// A tile's dQ is computed one tile later, beside the next dV and dK. So no warpgroup waits for the other's dS in the middle of a
+// tile. The two drift apart: one multiplies while the other takes exponentials.
 //
 // Up to head dim 64, blocks are persistent: there is one per SM, which takes key tile after key tile (Agenda). While the consumers
-// end one, and write its gradients, the producer loads the next one's first queries, then its K and V. Under a causal mask the first
-// keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): a block that is free takes
-// the next one. Wider heads leave no registers for that, nor does dropout: each key tile has a block of its own (ONE_TILE).
+// end one, and write its gradients, the producer loads the next one's first queries, then its K and V. Under a causal mask the
+// first keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): a block that is
+// free takes the next one. Wider heads leave no registers for that, nor does dropout: each key tile has a block of its own
+// (ONE_TILE).
 //
 // For the same bits in each run (IN_TURN: flash3_backward_deterministic) the blocks of a query tile add to its dQ in the order of
-// their key tiles. The thread that loads Q and dO waits for the block's turn, a tile ahead, and one that does nothing else passes it
-// on. So the warps that multiply wait for mbarriers only. As there is a first one and a last one, the sums need no zeros, and no
-// launch of their own: the first one writes its part, and the last one writes dQ.
+// their key tiles. The thread that loads Q and dO waits for the block's turn, a tile ahead. Another thread, which does nothing
+// else, passes it on. So the warps that multiply wait for mbarriers only. As there is a first one and a last one, the sums need no
+// zeros, and no launch of their own: the first one writes its part, and the last one writes dQ.
 //
 // In a ragged batch each sequence has places for its key tiles, and for the tiles of its sums of dQ (sequences.cuh). A box that
 // reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile. Where blocks have different

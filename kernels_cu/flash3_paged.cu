@@ -4,19 +4,20 @@
 //   q, out (batch, heads, len_q, head_dim)    k, v (pages, kv_heads, page_size, head_dim)    float16 or bfloat16
 //   block_table (batch, table_pages), seq_lens (batch) int32    lse (batch, heads, len_q) float32    rows padded to 16 bytes
 //
-// The consumers are flash3's: 64 rows of a head per warpgroup, turns at the tensor cores, V a tile behind K. What differs is how keys
-// come, and which rows come when:
-//   - A page may lie anywhere. Where its keys fill a tile, or a tile them, TMA brings boxes of it (PAGE_BOX): a warp for K and one
-//     for V ask for them, each lane for one box, whose page it has looked up a tile ahead. A box is whole: it also brings what lies
-//     behind the last key. K's part of that is masked. V's is cleared, for 0 times a NaN is NaN.
-//   - From other pages four warps copy row by row, 16 bytes at a time, into the swizzled tiles that the tensor cores read: two of
-//     them K, two V. Each lane looks the page of one key up, a tile ahead, and tells the other lanes where that key lies. It makes no
-//     difference how large a page is, and whether heads or keys lie next to each other. Rows behind the last key become zeros,
-//     and aren't read from HBM.
+// The consumers are flash3's: 64 rows of a head per warpgroup, turns at the tensor cores, V a tile behind K. What differs is how
+// keys come, and which rows come when:
+//   - A page may lie anywhere. Where a tile is made of whole pages, or a page of whole tiles, TMA brings boxes of a page
+//     (PAGE_BOX). A warp asks for those of K, and one for those of V. Each lane asks for one box, and has looked up its page a tile
+//     ahead. A box is whole: it also brings what lies behind the last key. In K that is masked. In V it is cleared, for 0 times a
+//     NaN is NaN.
+//   - From other pages four warps copy row by row, 16 bytes at a time, into the swizzled tiles that the tensor cores read. Two of
+//     them copy K, two V. Each lane looks the page of one key up, a tile ahead, and tells the other lanes where that key lies. It
+//     makes no difference how large a page is, and whether heads or keys lie next to each other. Rows behind the last key become
+//     zeros, and aren't read from HBM.
 //   - A copy doesn't count its bytes, as TMA does. A warp waits for its copies of a tile and says so, before it waits for the next
 //     slot. The ring has one free slot at a time, so nothing is lost by that.
-//   - How long requests are stands in HBM. So blocks draw row tiles from a counter, those of long requests first (requests.cuh). One
-//     warp works out what a number stands for, before it copies its last keys, and tells the other warps.
+//   - The lengths of requests lie in HBM. So blocks draw row tiles from a counter, and those of long requests come first
+//     (requests.cuh). One warp works out what a number stands for, before it copies its last keys, and tells the other warps.
 //
 // Measured: docs/decoding.md, beside flash3 on as many keys in one piece. Boxes cost less than copies.
 #define RAGGED 1  // a request is a sequence, in a batch of its own

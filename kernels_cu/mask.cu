@@ -1,14 +1,14 @@
-// Packs a mask that an array says, once for all batches and heads: see mask_array.cuh for what it reads, packed_mask.cuh for what
-// it writes.
+// Packs the mask of an array, once for all batches and heads. It reads what mask_array.cuh describes, and writes what
+// packed_mask.cuh describes.
 //
 // A block owns a row tile. The tile is that of the kernel behind this one. The block's warps take PACKERS key tiles at a time, one
-// each, and leave in SRAM what they found. Then the first warp appends the visible ones to the list. What a causal mask or a window
-// hides is neither read nor listed.
-// With a mask of blocks, each warp reads the whole list of its row of blocks for each tile. The list is short, and may be in any
-// order. Rows of booleans are padded to 16 bytes, and read in chunks of 16 bytes. A warp has AT_ONCE fragments on their way. Bits,
-// and the booleans of a sequence, begin anywhere. These are read row by row, each byte once.
+// each. They leave what they found in SRAM. Then the first warp appends the visible ones to the list. What a causal mask or a
+// window hides is neither read nor listed. With a mask of blocks, each warp reads the whole list of its row of blocks for each
+// tile. The list is short, and may be in any order. Rows of booleans are padded to 16 bytes, and read in chunks of 16 bytes. A warp
+// has AT_ONCE fragments on their way. Bits, and the booleans of a sequence, begin anywhere. These are read row by row, each byte
+// once.
 //
-// Expected: it reads each byte of the mask once; next to an attention over many heads it takes no time.
+// Expected: it reads each byte of the mask once. Beside attention over many heads it takes no time.
 #include "mask.cuh"
 #include "mask_array.cuh"
 #include "packed_mask.cuh"
@@ -60,7 +60,7 @@ DEVICE unsigned as_accumulators(unsigned own) {
 // visible.
 DEVICE Visit visit_of(int j, bool some, bool every) { return {any_lane(some) ? 2 * j + any_lane(!every) : -1}; }
 
-// A warp packs tile j of booleans whose rows are padded, or of a block that is `listed` or not.
+// A warp packs tile j. It takes booleans in padded rows, or a block that is `listed` or not.
 DEVICE Visit pack_chunks(const Tensor& mask, bool listed, const Shape& shape, int row_tile, int j, unsigned* bits) {
   const int first_row = row_tile * BR, mask_bytes = round_up(shape.len_kv, CHUNK_BYTES);  // of a row
   bool some = false, every = true;

@@ -9,12 +9,12 @@
 // cleared.
 //
 // A unit of work is 64 rows and a chunk of keys. A chunk has 1,024 keys unless callers say how many. A block takes one unit after
-// the other. A second launch adds up what the chunks of a row have, on all SMs. (The last node of a tree, as in mla.cu, is one SM's
-// alone.) The order is fixed, so no bit depends on the batch.
+// the other. A second launch adds up what the chunks of a row have, on all SMs. (In a tree, as in mla.cu, one SM alone has the last
+// node.) The order is fixed, so no bit depends on the batch.
 //
-// A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
-//   - One loads tiles by TMA: where pages fill a tile, or a tile them, in boxes of a page (PAGE_BOX). From other pages it copies 16
-//     bytes at a time, with two warps for each slot of the ring.
+// A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work:
+//   - One loads tiles by TMA. Where a tile is made of whole pages, or a page of whole tiles, it loads boxes of a page (PAGE_BOX).
+//     From other pages it copies 16 bytes at a time, with two warps for each slot of the ring.
 //   - One has the scores: it fetches the queries, multiplies them by all 576 columns, and takes the exponentials. P and what has to
 //     be rescaled go to the others through SRAM.
 //   - Two have the output, 256 columns each, which fill 128 registers of a thread. P leaves SRAM once for each of them.
@@ -345,7 +345,7 @@ DEVICE void decode(const Tensor& q, const Latent& latent, const Results& results
   }
 }
 
-// The keys of a sequence whose first offset this is.
+// The keys of the sequence that has this as its first offset.
 DEVICE int keys_between(const int* offset) {
   return load_global<int>(offset + 1) - load_global<int>(offset);
 }

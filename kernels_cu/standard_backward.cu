@@ -1,5 +1,5 @@
-// Standard attention, backward: Algorithm 3 of FlashAttention (arXiv 2205.14135), with P, dP and dS in HBM, in five launches
-// after one that computes P again: P = exp(scale · Q Kᵀ - LSE), dV = Pᵀ dO, dP = dO Vᵀ, dS = P (dP - D), dQ = scale · dS K,
+// Standard attention, backward: Algorithm 3 of FlashAttention (arXiv 2205.14135), with P, dP and dS in HBM. A first launch computes
+// P again, and five launches follow: P = exp(scale · Q Kᵀ - LSE), dV = Pᵀ dO, dP = dO Vᵀ, dS = P (dP - D), dQ = scale · dS K,
 // dK = scale · dSᵀ Q.
 //
 // q, out, dout, dq: (batch, heads, len_q, head_dim); k, v, dk, dv: (batch, kv_heads, len_kv, head_dim), in the storage dtype;

@@ -18,7 +18,7 @@ from simulator.names import DeviceName, DType
 from simulator.operations.softmax import SOFTMAX, vector_problem
 from simulator.problem import ITEMSIZE, Problem, spell_masks
 from simulator.program import Program
-from simulator.ragged import evaluated
+from simulator.ragged import in_closed_form
 from simulator.simulate import Run, Scales, TileLike, run_on_data, run_on_shapes
 
 
@@ -254,4 +254,4 @@ def _evaluate(
         formula(book, one, config.tile, config, lse=lse)
         return book.close()
 
-    return evaluated(problem, program.operation, config, evaluate)
+    return in_closed_form(problem, program.operation, config, evaluate)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from simulator.dtypes import Array
+from simulator.lanes import Lanes, largest, summed_over
 from simulator.problem import WIDTH, Problem, Tile, Walk, row_bytes
 
 if TYPE_CHECKING:
@@ -193,7 +195,7 @@ class Counts:
     config: Config | None = field(compare=False)
     launches: tuple[LaunchCounts, ...]
     tensors: Mapping[str, Spec]
-    sequences: tuple[tuple[Counts, int], ...] = field(default=(), compare=False, repr=False)
+    sequences: Collection[tuple[Counts, int]] = field(default=(), compare=False, repr=False)
     """Of a ragged batch: the counts of each different sequence, and how many there are of it."""
 
     renderer: ClassVar[Callable[[Counts], str] | None] = None
@@ -314,10 +316,10 @@ class Counts:
         }
 
 
-def summed(parts: Sequence[Counts], problem: Problem, times: Sequence[int] | None = None) -> Counts:
+def summed(parts: Sequence[Counts], problem: Problem, times: Sequence[int | Array] | None = None) -> Counts:
     """The counts of a problem whose heads or batches were run in parts. Everything adds up but what one block holds.
 
-    `times` says how many parts each one stands for: 1, if it is left out.
+    `times` says how many parts each one stands for: 1, if it is left out. A part may have lanes, and then a number for each.
     """
     first, times = parts[0], [1] * len(parts) if times is None else times
     launches: list[LaunchCounts] = []
@@ -329,21 +331,29 @@ def summed(parts: Sequence[Counts], problem: Problem, times: Sequence[int] | Non
         for launch, each in zip(same, times, strict=True):
             boxes.update(launch.boxes)
             for entry, n in launch.ledger.items():
-                ledger[entry] += each * n
+                ledger[entry] += summed_over(n, each)
             for key, n in launch.distinct.items():
-                distinct[key] = n if key[0] in shared else distinct[key] + each * n
+                distinct[key] = (
+                    max(distinct[key], largest(n)) if key[0] in shared else distinct[key] + summed_over(n, each)
+                )
         total = {
-            name: sum(each * getattr(x, name) for x, each in zip(same, times, strict=True))
+            name: sum(summed_over(getattr(x, name), each) for x, each in zip(same, times, strict=True))
             for name in ("blocks", "flops_matmul", "flops_other", "exp")
         }
-        launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), boxes=boxes, **total))
+        bytes_of = {
+            "ledger": {e: n for e, n in ledger.items() if n},
+            "distinct": {e: n for e, n in distinct.items() if n},
+        }
+        launches.append(replace(same[0], boxes=boxes, **bytes_of, **total))
     tensors = {
         name: spec
         if spec.shared
         else replace(
             spec,
             heads=sum(
-                n * part.tensors[name].heads for part, n in zip(parts, times, strict=True) if name in part.tensors
+                summed_over(part.tensors[name].heads, n)
+                for part, n in zip(parts, times, strict=True)
+                if name in part.tensors
             ),
         )
         for name, spec in first.tensors.items()
@@ -438,7 +448,7 @@ class Book:
         """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. A zero leaves no entry."""
         ledger = self._pages[-1].ledger
         for what, n in bytes_by_what.items():
-            if n:
+            if isinstance(n, Lanes) or n:  # of lanes some may be 0
                 ledger[Entry(step, tensor, what.replace("_", "."))] += n
 
     def box(self, box: Box, n: int) -> None:
@@ -447,7 +457,7 @@ class Book:
 
     def distinct(self, tensor: str, direction: str, n: int) -> None:
         """Count bytes that the launch requests at least once in a direction ("read" or "write")."""
-        if n:
+        if isinstance(n, Lanes) or n:
             self.page.distinct[tensor, direction] += n
 
     def reached(self, tensor: str, direction: str) -> int:

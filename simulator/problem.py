@@ -13,9 +13,19 @@ from itertools import accumulate, pairwise, starmap
 from operator import index
 from typing import Any, Final, NamedTuple, Self, TypedDict, TypeVar, cast, overload
 
+import numpy as np
+
+from simulator.dtypes import Array
 from simulator.errors import Said, UsageError, unknown
 from simulator.fields import Field, Follows, Lengths, Pair, described, fields_of
+from simulator.lanes import Lanes, lanes_of, summed_over, ways
 from simulator.names import DType
+
+T = TypeVar("T")
+_FEW = 16
+"""Up to so many different sequences are counted one by one."""
+_MARGIN = 1024
+"""More than a tile, and more than any factor of a count beside lengths, heads and head dim."""
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
@@ -285,6 +295,8 @@ class Problem:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.__dict__["len_q"], Lanes) or isinstance(self.__dict__["len_kv"], Lanes):
+            return  # each of the sequences has been checked
         for name, known in FIELDS.items():
             object.__setattr__(self, name, known.checked(self.__dict__[name]))
         if self.heads % self.kv_heads:
@@ -416,7 +428,7 @@ class Problem:
         """
         if not self.ragged:
             return ((range(self.len_q), range(self.len_kv)),)
-        cuts = (accumulate(each, initial=0) for each in zip(*self._lengths, strict=True))
+        cuts = (accumulate([pair[side] for pair in self._lengths], initial=0) for side in (0, 1))
         return tuple(zip(*(starmap(range, pairwise(cut)) for cut in cuts), strict=True))  # pyright: ignore[reportReturnType]
 
     @property
@@ -455,6 +467,63 @@ class Problem:
         pages = None if self.page_size is None else self.pages
         return self.replace(batch=1, lengths=((queries, keys),), len_q=queries, len_kv=keys, pages=pages)
 
+    def of_sequences(self, evaluate: Callable[[Self], T]) -> list[tuple[T, int | Array]]:
+        """What a formula says of each different sequence, and how many there are of it. Of many, those that go one way through the
+        formula are evaluated together: as a problem whose lengths are lanes (simulator.lanes), and so is what the formula says.
+
+        >>> p = Problem(batch=1, heads=1, lengths=range(1, 100), head_dim=8, dtype="float16")
+        >>> [(keys.tolist()[:3], len(times)) for keys, times in p.of_sequences(lambda one: 2 * one.len_kv)]
+        [([2, 4, 6], 99)]
+        """
+        pairs, times = self._different_pairs
+        if len(pairs) <= _FEW:
+            return [(evaluate(one), n) for one, n in self.different.items()]
+        widest = self.heads * max(self.head_dim, self.head_dim_v) * _MARGIN
+        small = (pairs + _MARGIN).astype(float).prod(axis=1) * widest < 2.0**62
+
+        def together(lanes: Array) -> T:
+            if len(lanes) == 1:
+                return evaluate(self.sequence(*pairs[lanes[0]].tolist()))
+            return evaluate(self._lanes(pairs[lanes], exact=bool(small[lanes].all())))
+
+        sides = [np.flatnonzero(side) for side in (small, ~small) if side.any()]
+        return [(found, times[lanes]) for side in sides for lanes, found in ways(side, together)]
+
+    def total(self, evaluate: Callable[[Self], int]) -> int:
+        """The sum of a number of each sequence.
+
+        >>> Problem(batch=1, heads=1, lengths=range(100), head_dim=8, dtype="float16").total(lambda one: one.len_kv // 2)
+        2450
+        """
+        return sum(summed_over(n, times) for n, times in self.of_sequences(evaluate))
+
+    @property
+    def alike(self) -> bool:
+        """Have all of its sequences the same lengths?"""
+        return len(self._different_pairs[0]) <= 1
+
+    @cached_property
+    def pairs_in_numpy(self) -> Array:
+        """`pairs` as an array (sequences, 2)."""
+        return np.array(self.pairs, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def _different_pairs(self) -> tuple[Array, Array]:
+        """The different ones of `pairs`, as they first come, and how many there are of each."""
+        found = Counter(self.pairs)
+        return np.array(list(found), np.int64).reshape(-1, 2), np.array(list(found.values()), np.int64)
+
+    def _lanes(self, pairs: Array, *, exact: bool) -> Self:
+        """Many sequences as one problem. Queries that all have alike stay a number."""
+        many = object.__new__(type(self))
+        one = self.sequence(*pairs[0].tolist())
+        many.__dict__.update({name: one.__dict__[name] for name in FIELDS})
+        len_q, len_kv = (lanes_of(side, exact=exact) for side in pairs.T)
+        if (pairs[:, 0] == pairs[0, 0]).all():
+            len_q = one.len_q
+        many.__dict__.update(len_q=len_q, len_kv=len_kv, lengths=((len_q, len_kv),))
+        return many
+
     def requests(self, places: Sequence[int]) -> Self:
         """Some of the requests of a batch, in this order. They have as much room for keys as all have.
 
@@ -490,7 +559,7 @@ class Problem:
     @cached_property
     def seq_lens(self) -> tuple[int, ...]:
         """The keys of each request of a batch in pages. With a prefix, those that it has of its own."""
-        return tuple(keys for _, keys in self._lengths) if self.lengths is not None else (self.len_kv,) * self.batch
+        return tuple([keys for _, keys in self._lengths]) if self.lengths is not None else (self.len_kv,) * self.batch
 
     @property
     def table_pages(self) -> int:
@@ -500,12 +569,12 @@ class Problem:
     @cached_property
     def pages_of_lengths(self) -> int:
         """The pages that all requests need together, if none shares any."""
-        return 0 if self.page_size is None else sum(-(-keys // self.page_size) for keys in self.seq_lens)
+        return 0 if self.page_size is None else int((-(-self.pairs_in_numpy[:, 1] // self.page_size)).sum())
 
     @property
     def sequences_of_lengths(self) -> int:
         """How many sequences lie one behind the other: one, without lengths."""
-        return len(self.spans)
+        return len(self._lengths) if self.ragged else 1
 
     @property
     def queries_of_lengths(self) -> int:
@@ -519,7 +588,7 @@ class Problem:
             return self.len_q
         return self.spans[-1][1].stop if self.ragged else max(self.seq_lens)
 
-    @property
+    @cached_property
     def padded(self) -> Self:
         """The plain problem that has room for a ragged batch: as many sequences, each as long as the longest.
 
@@ -528,7 +597,7 @@ class Problem:
         """
         if not self.ragged:
             return self
-        len_q, len_kv = map(max, zip(*self._lengths, strict=True))
+        len_q, len_kv = self._different_pairs[0].max(axis=0).tolist()
         return self.replace(batch=len(self._lengths), lengths=None, len_q=len_q, len_kv=len_kv)
 
     @property
@@ -538,7 +607,7 @@ class Problem:
     @property
     def offsets(self) -> int:
         """How many offsets say where sequences begin: one per sequence, and that of the end."""
-        return len(self.spans) + 1
+        return self.sequences_of_lengths + 1
 
     @cached_property
     def bit_spans(self) -> tuple[range, ...]:

@@ -30,8 +30,9 @@ request, and reads its length. Workspaces have room for requests that fill the b
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ from simulator.config import WORK, Config
 from simulator.counts import Box, Counts, Entry, LaunchCounts, Spec, summed
 from simulator.devices import Device
 from simulator.dtypes import Array
+from simulator.lanes import largest, summed_over
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
@@ -89,11 +91,12 @@ def places(problem: Problem, rows: int, along: str = "len_q") -> Array:
     >>> places(p, 64)  # they begin at the queries 0, 100, 128 and 128
     array([2, 2, 1, 2])
     """
-    stops = np.cumsum([pair[along == "len_kv"] for pair in problem.pairs], dtype=np.int64)
+    stops = np.cumsum(problem.pairs_in_numpy[:, int(along == "len_kv")])
     starts = np.concatenate([[0], stops[:-1]])
     return stops // rows - starts // rows + 1 if stops[-1] else stops[:0]
 
 
+@functools.lru_cache(maxsize=4)
 def halvings(sequences: int) -> Array:
     """How many offsets a block looks at until it has found its sequence, for each of `sequences`."""
     wanted = np.arange(sequences, dtype=np.int64)
@@ -115,16 +118,43 @@ def evaluated(problem: Problem, operation: Operation, config: Config, count: Cal
     return joined(list(once.values()), list(problem.different.values()), problem, operation, config, count)
 
 
+def in_closed_form(
+    problem: Problem, operation: Operation, config: Config, count: Callable[[Problem], Counts]
+) -> Counts:
+    """`evaluated` for a formula: of many different sequences it counts those together that go one way through it."""
+    if not problem.apart:
+        return count(problem)
+    parts, times = zip(*problem.of_sequences(count), strict=True)
+    return joined(parts, times, problem, operation, config, count)
+
+
+class _OneByOne(Collection[tuple[Counts, int]]):
+    """The counts of each different sequence, and how many there are of it, counted when somebody asks."""
+
+    def __init__(self, problem: Problem, count: Callable[[Problem], Counts]) -> None:
+        self._problem, self._count = problem, count
+
+    def __iter__(self) -> Iterator[tuple[Counts, int]]:
+        return ((self._count(one), n) for one, n in self._problem.different.items())
+
+    def __len__(self) -> int:
+        return len(self._problem.different)
+
+    def __contains__(self, x: object) -> bool:
+        return any(x == each for each in self)
+
+
 def joined(
     parts: Sequence[Counts],
-    times: Sequence[int],
+    times: Sequence[int | Array],
     problem: Problem,
     operation: Operation,
     config: Config,
     count: Callable[[Problem], Counts],
 ) -> Counts:
     """The counts of a ragged batch. `parts` are those of its sequences, and `times` says how often each of them occurs. `count`
-    counts another sequence. Where parts have boxes, they are all sequences in their order."""
+    counts another sequence. Where parts have boxes, they are all sequences in their order. A part may be that of many sequences,
+    with lanes."""
     total, tile = summed(parts, problem, times), config.tile
     if problem.ragged and not config.walks:
         tensors = {name: _whole(spec, parts, times, problem, operation, tile) for name, spec in total.tensors.items()}
@@ -132,20 +162,33 @@ def joined(
         longest = count(problem.sequence(problem.padded.len_q, problem.padded.len_kv))
         tensors = {name: _for_all(spec, problem, operation, tile) for name, spec in longest.tensors.items()}
     launches = tuple(_launch(launch, i, parts, problem, operation, config) for i, launch in enumerate(total.launches))
-    same = Counter[Problem]()
-    for part, n in zip(parts, times, strict=True):
-        same[part.problem] += n
-    different = {part.problem: part for part in parts}
     if config.ordered:
         n = int(places(problem, tile.cols, "len_kv").sum())
         cols = _ORDERED_TILE // _NUMBER
         tensors["order"] = Spec("order", 1, n, cols, "int32", "workspace", flat=True, shared=True)
-    sequences = tuple((different[one], n) for one, n in same.items())
-    return replace(total, launches=launches, tensors=tensors, sequences=sequences)
+    return replace(total, launches=launches, tensors=tensors, sequences=_sequences(parts, times, problem, count))
+
+
+def _sequences(
+    parts: Sequence[Counts], times: Sequence[int | Array], problem: Problem, count: Callable[[Problem], Counts]
+) -> Collection[tuple[Counts, int]]:
+    """The different ones among parts, and how often each occurs. Those of lanes are counted when somebody asks."""
+    same, different = Counter[Problem](), dict[Problem, Counts]()
+    for part, n in zip(parts, times, strict=True):
+        if not isinstance(n, int):
+            return _OneByOne(problem, count)
+        same[part.problem] += n
+        different[part.problem] = part
+    return tuple((different[one], n) for one, n in same.items())
 
 
 def _whole(
-    spec: Spec, parts: Sequence[Counts], times: Sequence[int], problem: Problem, operation: Operation, tile: Tile
+    spec: Spec,
+    parts: Sequence[Counts],
+    times: Sequence[int | Array],
+    problem: Problem,
+    operation: Operation,
+    tile: Tile,
 ) -> Spec:
     """An array of the whole batch. In a workspace, too, the sequences' parts lie one behind the other."""
     if spec.role != "workspace":
@@ -153,13 +196,13 @@ def _whole(
     same = [part.tensors[spec.name] for part in parts]
     if spec.flat:  # a place has room for the row tile of any sequence
         planes = zip(*(each.axes for each in same), strict=True)
-        axes = tuple((axis[0][0], max(n for _, n in axis)) for axis in planes)
-        most = max(1, *(part.problem.row_tiles(tile) for part in parts))
-        rows = int(places(problem, tile.rows).sum()) * (max(each.rows for each in same) // most)
-        return replace(same[0], rows=rows, cols=max(each.cols for each in same), axes=axes)
-    if len({each.cols for each in same}) == 1:
-        return replace(same[0], rows=sum(n * each.rows for each, n in zip(same, times, strict=True)))
-    nbytes = sum(n * each.rows * each.row_bytes for each, n in zip(same, times, strict=True))
+        axes = tuple((axis[0][0], max(largest(n) for _, n in axis)) for axis in planes)
+        most = max(1, *(largest(part.problem.row_tiles(tile)) for part in parts))
+        rows = int(places(problem, tile.rows).sum()) * (max(largest(each.rows) for each in same) // most)
+        return replace(same[0], rows=rows, cols=max(largest(each.cols) for each in same), axes=axes)
+    if len({(largest(each.cols), -largest(-each.cols)) for each in same}) == 1:
+        return replace(same[0], rows=sum(summed_over(each.rows, n) for each, n in zip(same, times, strict=True)))
+    nbytes = sum(summed_over(each.rows * each.row_bytes, n) for each, n in zip(same, times, strict=True))
     return replace(same[0], rows=1, cols=nbytes // spec.itemsize)
 
 
@@ -188,15 +231,15 @@ def _launch(
     if config.walks or not p.ragged:
         common = {x.name for x in operation.taken(p) if {"batch", "pages"}.isdisjoint(x.axes)}
         distinct = {
-            (name, way): max(launch.distinct.get((name, way), 0) for launch in each) if name in common else n
+            (name, way): max(largest(launch.distinct.get((name, way), 0)) for launch in each) if name in common else n
             for (name, way), n in total.distinct.items()
         }
-        peak = max(launch.sram_peak for launch in each)
+        peak = max(largest(launch.sram_peak) for launch in each)
         return _dealt(replace(total, sram_peak=peak, distinct=distinct), index, p, parts[0].device, config)
     distinct = dict(total.distinct)
     for name, way in distinct:
         if name in axes and axes[name].isdisjoint(APART):  # all sequences share it
-            distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
+            distinct[name, way] = max(largest(launch.distinct.get((name, way), 0)) for launch in each)
     side, ledger = _SIDES[total.along], dict(total.ledger)
     if config.ordered and total.along == "len_kv":
         side = side._replace(searched=None, read=None)
@@ -225,7 +268,7 @@ def _launch(
     return replace(
         total,
         blocks=blocks,
-        sram_peak=max(launch.sram_peak for launch in each),
+        sram_peak=max(largest(launch.sram_peak) for launch in each),
         ledger=ledger,
         distinct=distinct,
         walk=None,

@@ -22,7 +22,7 @@ import numpy as np
 from simulator.problem import Walk
 
 MOST_STEPS = 1 << 15
-"""Up to so many tiles in all walks together, each row is run."""
+"""Each row is run if all walks together have at most this many tiles."""
 _FEW = 12  # a part of at most 12 rows is run, row by row
 _LONGEST_PERIOD = 16
 _PARTINGS = 4  # a program may do something every 2nd or 4th time

@@ -114,7 +114,7 @@ class Support:
         if (problem.dtype == FP8) != self.eight_bit:
             halves = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
             return UsageError("dtype", problem.dtype, f"{FP8 if self.eight_bit else halves} for {name}")
-        if self.same_queries and len(queries := {len(rows) for rows, _ in problem.spans}) > 1:
+        if self.same_queries and len(queries := {rows for rows, _ in problem.pairs}) > 1:
             accepted = f"as many of each sequence for {name}: {self.same_queries}"
             return UsageError("lengths", Said(f"{min(queries):,} to {max(queries):,} queries"), accepted)
         if self.queries is not None and (asked := max(len(rows) for rows, _ in problem.spans)) > self.queries:

@@ -60,7 +60,7 @@ def _struct(name: str) -> np.dtype[Any]:
 TENSOR = _struct("Tensor")
 """`struct Tensor` of the kernels."""
 _AXES = (TENSOR.names or ())[1:]
-_CHUNK = 16  # bases and strides are multiples of so many bytes
+_CHUNK = 16  # bytes; bases and strides are multiples of it
 SHAPE = _struct("Shape")
 """`struct Shape` of the kernels: fields of the problem, under their names, and what `shape_struct` adds."""
 

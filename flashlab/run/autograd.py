@@ -207,7 +207,7 @@ def padded(problem: Problem) -> tuple[Problem, dict[str, int]]:
 
 
 def check_tensors(**named: Any) -> None:
-    """Raises `UsageError` for anything but a torch tensor whose numbers lie in strides."""
+    """Raises `UsageError` for anything but a torch tensor with strides."""
     for name, x in named.items():
         if not isinstance(x, torch.Tensor):
             raise UsageError(name, type(x).__name__, "a torch tensor")
@@ -262,7 +262,7 @@ def gradients_wanted(*tensors: Any) -> bool:
 
 
 def _named(device: Device | DeviceName | None) -> str | None:
-    """A device's name, which an operator takes. Raises `UsageError` for one of somebody's own."""
+    """A device's name, which an operator takes. Raises `UsageError` for a device of one's own."""
     if device is None:
         return None
     found = Device.named(device)

@@ -214,7 +214,7 @@ def emulate_problem(
     device: Device | DeviceName | None = None, sanitize: bool = True, watch: bool = False, source: Path | str | None = None,
     workers: int | None = None, time_limit: float = 0,
 ) -> Emulation:  # fmt: skip
-    """`emulate` for NumPy arrays by name, of a problem that is known."""
+    """`emulate` for NumPy arrays by name, if the problem is known."""
     on = Device.named("h100" if device is None else device)
     check_limits(workers, time_limit)
     sanitize, watch = flag("sanitize", sanitize), flag("watch", watch)

@@ -1,4 +1,4 @@
-// Cooperative groups: blocks, tiles of a warp, coalesced lanes, grids and clusters (of one block), by the emulator's own
+// Cooperative groups: blocks, tiles of a warp, coalesced lanes, grids, and clusters of one block. They use the emulator's own
 // collectives. A group of lanes is a mask.
 #pragma once
 
@@ -96,7 +96,7 @@ class emu_group {
   emu::Lanes lanes_;
 };
 
-// A group whose kind isn't known when it is compiled: lanes, or (mask 0) the block.
+// A group that may be of either kind when it is compiled: lanes, or with mask 0 the block.
 class thread_group : public emu_group {
  public:
   thread_group() = default;
@@ -118,7 +118,7 @@ class thread_block {
   __forceinline__ static dim3 thread_index() { return emu_thread_index(); }
   __forceinline__ static dim3 group_dim() { return emu_block_dim(); }
   __forceinline__ static dim3 dim_threads() { return emu_block_dim(); }
-  __forceinline__ arrival_token barrier_arrive() const { return {}; }  // all come at the wait
+  __forceinline__ arrival_token barrier_arrive() const { return {}; }  // all threads arrive at the wait
   __forceinline__ void barrier_wait(arrival_token&&) const { emu_syncthreads(); }
   operator thread_group() const { return thread_group(); }
 };
@@ -196,7 +196,7 @@ class grid_group {
  public:
   struct arrival_token {};
   __forceinline__ void sync() const { emu_grid_sync(); }
-  __forceinline__ arrival_token barrier_arrive() const { return {}; }  // all come at the wait
+  __forceinline__ arrival_token barrier_arrive() const { return {}; }  // all threads arrive at the wait
   __forceinline__ void barrier_wait(arrival_token&&) const { emu_grid_sync(); }
   __forceinline__ bool is_valid() const { return true; }
   __forceinline__ unsigned long long size() const { return num_blocks() * emu::block_size(); }

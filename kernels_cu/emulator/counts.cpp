@@ -1,20 +1,20 @@
-// How a warp's addresses become sectors and wavefronts. Nobody documents it; every rule here was read off an H200, from
-// ncu's counters of some 780 access patterns (the results' file of kind "patterns"), and
-// tests/emulator/test_access_patterns.py holds it to them.
+// How a warp's addresses become sectors and wavefronts. No document says so. Each rule was read off an H200, from ncu's
+// counters of some 780 access patterns (the results' file of kind "patterns"). tests/emulator/test_access_patterns.py holds
+// the rules to them.
 //
-// Sectors of loads, stores and reductions: distinct in the whole warp, whatever the width and the order of the lanes.
+// Sectors of loads, stores and reductions are counted once per warp, whatever the width and the order of the lanes.
 //
-// Wavefronts: a pass takes one word from each bank, for however many lanes. With 4 bytes a lane the warp goes together,
-// with 8 half by half, with 16 a quarter at a time. Loads, and only they, go twice as many lanes together if in the whole
-// warp the lanes 1 apart, or those 2 apart, ask for the same address or one of them for nothing (32 lanes that load the same
-// 16 bytes: 2 wavefronts; that store them: 4). ldmatrix serves a matrix at a time, and the lanes' addresses are its rows.
-// The counter that ncu makes from the instructions (smsp__sass_…) looks at lanes 1 apart in each half of the warp for
-// itself, the hardware's own (l1tex__…) doesn't; here it is the hardware's.
+// Wavefronts: a pass takes one word from each bank, for any number of lanes. With 4 bytes per lane the whole warp goes
+// together, with 8 bytes half of it, with 16 bytes a quarter. Only loads may go twice as many lanes together. They do so if,
+// in the whole warp, lanes 1 apart (or lanes 2 apart) ask for the same address, or one of the two asks for nothing. So 32
+// lanes load the same 16 bytes in 2 wavefronts, and store them in 4. ldmatrix serves one matrix at a time. Its rows are the
+// addresses of the lanes. ncu's counter of instructions (smsp__sass_…) looks at lanes 1 apart in each half of the warp by
+// itself. The hardware's own counter (l1tex__…) doesn't. This is the hardware's.
 //
-// Copies of 16 bytes: of lanes that name the same place in SRAM the first is served. A sector goes from one sector of HBM to
-// one of SRAM; its two chunks may change places, but one that goes elsewhere, or to both, is another sector. A wavefront
-// takes sectors that go from one line of 128 bytes to one line, permuted by an XOR, and of which the same chunks are wanted.
-// (ncu sometimes says fewer wavefronts, where rows begin elsewhere in a line of SRAM than in HBM: why, isn't known.)
+// Copies of 16 bytes: if lanes name the same place in SRAM, only the first lane is served. A sector goes from one sector of
+// HBM to one of SRAM. Its two chunks may change places. A chunk that goes elsewhere, or to both places, is another sector. A
+// wavefront takes sectors that go from one line of 128 bytes to one line, permuted by an XOR, with the same chunks wanted.
+// Where rows begin elsewhere in a line of SRAM than in HBM, ncu sometimes says fewer wavefronts. The reason isn't known.
 #include "counts.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace {
 
 constexpr unsigned SECTOR = 32, BANKS = 32, BANK_BYTES = 4;
 
-// Distinct pieces of `unit` bytes that the lanes of `mask` touch, all of them or those of one tensor.
+// How many distinct pieces of `unit` bytes the lanes of `mask` touch, in all tensors or in one.
 std::uint64_t distinct(const WarpInstruction& x, unsigned unit, const char* tensor) {
   std::array<std::uint64_t, 32> begins;
   int n = 0;
@@ -46,7 +46,7 @@ std::uint64_t distinct(const WarpInstruction& x, unsigned unit, const char* tens
   return count;
 }
 
-// Passes that the lanes first..last take: in one pass each bank gives one word, to however many ask for it.
+// How many passes the lanes first..last take. In one pass each bank gives one word, to all lanes that ask for it.
 unsigned passes(const WarpInstruction& x, int first, int last) {
   std::array<std::array<std::uint64_t, 32 * 4>, BANKS> words;
   std::array<unsigned, BANKS> filled{};
@@ -63,14 +63,14 @@ unsigned passes(const WarpInstruction& x, int first, int last) {
   return most;
 }
 
-// Whether each two lanes so far apart ask for the same, or one of them for nothing.
+// Do any two lanes that are this far apart ask for the same address, or does one of them ask for nothing?
 bool paired(const WarpInstruction& x, int apart) {
   for (int lane = 0; lane < WARP; ++lane)
     if (x.mask >> lane & 1 && x.mask >> (lane ^ apart) & 1 && x.address[lane] != x.address[lane ^ apart]) return false;
   return true;
 }
 
-// Passes when so many lanes go together: all of them, and those that would be left without bank conflicts.
+// How many passes there are if this many lanes go together, and how many there would be without bank conflicts.
 struct Passes { unsigned taken = 0, groups = 0; };
 Passes by_groups(const WarpInstruction& x, int lanes) {
   Passes sum;
@@ -93,7 +93,7 @@ Passes by_rule(const WarpInstruction& x) {
 // What a copy moves between a sector of HBM and one of SRAM, in chunks of 16 bytes.
 struct Piece {
   std::uint64_t at, partner;  // sectors
-  unsigned swapped, chunks;   // whether the two chunks change places; which of those at `at` are wanted
+  unsigned swapped, chunks;   // do the two chunks change places? which chunks at `at` are wanted?
   const char* tensor;
 };
 
@@ -147,7 +147,7 @@ unsigned wavefronts_of_copy(const WarpInstruction& x) {
   return total;
 }
 
-// The fewest that the active lanes' bytes could take, at 128 a pass, is what ncu calls ideal, too.
+// The fewest passes that the active lanes' bytes could take, at 128 bytes per pass. ncu calls that ideal, too.
 void count_wavefronts(const WarpInstruction& x, Moved& moved) {
   constexpr unsigned OF_PASS = BANKS * BANK_BYTES;
   const unsigned full = (__builtin_popcount(x.mask) * x.bytes + OF_PASS - 1) / OF_PASS;
@@ -171,7 +171,7 @@ void Ledger::add(const char* step, const char* tensor, Space space, Op op, const
 
 void Ledger::account(const WarpInstruction& x) {
   bool first = true;
-  for (unsigned left = x.mask; left;) {  // one tensor after the other: nearly always there is one
+  for (unsigned left = x.mask; left;) {  // one tensor after the other; nearly always there is only one
     const char* tensor = x.tensor[__builtin_ctz(left)];
     unsigned lanes = 0;
     for (int lane = 0; lane < WARP; ++lane)

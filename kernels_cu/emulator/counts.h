@@ -61,7 +61,7 @@ struct WarpLog {
   void flush(Ledger& ledger);
 };
 
-// All places that come from the same line of source are one site, however often the compiler copied the code.
+// All places that come from one line of source are one site, however often the compiler has copied the code.
 unsigned site_of(Place place);
 unsigned sites();
 

@@ -19,7 +19,7 @@
 #include "driver_types.h"
 #include "primitives.h"
 
-// The source is split into its declarations between the preprocessor and the compiler. Until then the keywords stay words.
+// Between preprocessor and compiler the source is split into its declarations. Until then the keywords stay words.
 #ifndef EMU_SCAN
 #include "keywords.h"
 #endif
@@ -48,7 +48,7 @@ struct dim3 {
   constexpr operator uint3() const { return {x, y, z}; }
 };
 
-// Vector types. Those of 8 and 16 bytes move in one piece, as on a GPU, so that they count as one access.
+// Vector types. Vectors of 8 and 16 bytes move in one piece, as on a GPU. So they count as one access.
 namespace emulator {
 // Spelled out by size: g++ drops may_alias where vector_size depends on a template's parameter.
 template <std::size_t BYTES> struct Piece;
@@ -63,7 +63,7 @@ inline void move(void* to, const void* from) {
 }
 }  // namespace emulator
 
-// g++ copies them in one piece as they are (build.py keeps it from splitting them), so they stay trivial: a union may hold
+// g++ copies them in one piece as they are (build.py keeps it from splitting them). So they stay trivial, and a union may hold
 // one. clang would copy their parts.
 #if defined(__clang__)
 #define EMU_MOVES(NAME)                                                    \
@@ -131,8 +131,8 @@ EMU_STORE(__stcs)
 EMU_STORE(__stwb)
 EMU_STORE(__stwt)
 
-// With a constant size they become plain accesses, which the instrumentation reports. The others report theirs by a
-// call.
+// With a constant size they become plain accesses, which the instrumentation reports. With another size they report their
+// accesses by a call.
 __forceinline__ void* emu_memcpy(void* to, const void* from, std::size_t bytes) {
   return __builtin_constant_p(bytes) && bytes <= 16 ? __builtin_memcpy(to, from, bytes) : __tsan_memcpy(to, from, bytes);
 }
@@ -232,8 +232,7 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
   emu_compare(a);
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
-// Vectors of floats are added by one instruction, but part by part, each of them atomically (CUDA C++ Programming Guide,
-// atomicAdd).
+// One instruction adds a vector of floats. But each part is atomic by itself (CUDA C++ Programming Guide, atomicAdd).
 inline float2 atomicAdd(float2* a, float2 x) {
   if (!emu_atomic(a, sizeof x)) return {};
   return {emulator::add(&a->x, x.x), emulator::add(&a->y, x.y)};

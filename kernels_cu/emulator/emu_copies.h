@@ -1,4 +1,4 @@
-// Copies that threads share out: 16, 8 or 4 bytes by cp.async where both ends allow it, else byte by byte.
+// Copies that threads share out. They move 16, 8 or 4 bytes by cp.async where both ends allow it, and single bytes elsewhere.
 #pragma once
 
 #include "ptx_memory.h"

@@ -21,7 +21,7 @@ std::mutex handlers;
 int alive = 0;
 struct sigaction before[NSIG];
 
-// One byte on: places are the addresses behind an instruction.
+// One byte further, for places are the addresses behind an instruction.
 Place place_of(const void* context) {
   const auto& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
 #if defined(__APPLE__) && defined(__x86_64__)
@@ -36,15 +36,15 @@ Place place_of(const void* context) {
   return reinterpret_cast<Place>(at + 1);
 }
 
-// Has the lane called the runtime since the watch looked at it? Then it may hold what other lanes wait for, such as a mutex, and
-// nothing would release that. The same is true in a function of the system, whose heap may be half changed.
+// Has the lane called the runtime since the watch looked at it? Then it may hold something that other lanes wait for, such as a
+// mutex, and nothing would release that. The same is true in a function of the system: its heap may be half changed.
 bool stuck(const siginfo_t& info) {
   return info.si_code == SI_QUEUE && current && current_lane().polls == static_cast<std::uint32_t>(info.si_value.sival_int);
 }
 
 void on_signal(int signal, siginfo_t* info, void* context) {
   if (signal == LATE && !(landing && stuck(*info) && inside_image(place_of(context)))) return;  // the watch comes again
-  if (!landing) return void(sigaction(signal, &before[signal], nullptr));  // happens again, to whoever minds
+  if (!landing) return void(sigaction(signal, &before[signal], nullptr));  // it happens again, for the handler before this one
   fault = {signal, place_of(context), info->si_addr};
   siglongjmp(*landing, 1);
 }
@@ -53,7 +53,7 @@ void on_signal(int signal, siginfo_t* info, void* context) {
 
 FaultHandlers::FaultHandlers() {
   const std::lock_guard lock(handlers);
-  image_base();  // the handler will ask for it, and the first time may allocate
+  image_base();  // the handler will ask for it, and the first call may allocate
   if (alive++) return;
   struct sigaction action {};
   action.sa_sigaction = on_signal;

@@ -24,7 +24,7 @@ constexpr int LATE = SIGVTALRM;  // sent to a thread whose lane can't be stopped
 extern thread_local sigjmp_buf* landing;
 extern thread_local Fault fault;
 
-// Handles the process's signals for as long as one such object is alive.
+// Handles the process's signals while an object of this class is alive.
 struct FaultHandlers {
   FaultHandlers();
   ~FaultHandlers();

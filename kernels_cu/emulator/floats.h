@@ -24,7 +24,7 @@ inline std::uint32_t bits_of_float(float value) {
 inline float float_of_f16(std::uint16_t h) {
   const std::uint32_t sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
   if (magnitude >= 0x7c00u) return float_of_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // these bits are a float whose exponent is 112 too small; the product is exact, also for subnormals
+  // the exponent of these bits is 112 too small for a float; the product is exact, for subnormals too
   return float_of_bits(sign | bits_of_float(float_of_bits(magnitude << 13) * 0x1p112f));
 }
 

@@ -46,7 +46,7 @@ void GridBarrier::left(std::uint64_t block) {
   changed_.notify_all();
 }
 
-// If it is the grid's barrier that the block's threads wait for, waits for the other blocks. False: it isn't.
+// Waits for the other blocks, if the block's threads wait for the grid's barrier. Returns false if they don't.
 bool Block::at_grid() {
   Lane* first = nullptr;
   for (auto& lane : lanes)

@@ -1,5 +1,5 @@
-// A barrier of all blocks of a grid: grid.sync(). Each block waits on a thread of the operating system of its own, so all
-// must be resident at once. What any thread did before it, all know behind it.
+// A barrier of all blocks of a grid: grid.sync(). Each block waits on its own thread of the operating system. So all must be
+// resident at once. After the barrier all threads know what any thread did before it.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@ struct Lane;
 
 class GridBarrier {
  public:
-  // Waits until all blocks have come, and returns what they know. Null: they never will, or the launch is over.
+  // Waits until all blocks have come, and returns what they know. Returns null if they never will, or if the launch is over.
   View wait(Block& block, const Lane& lane, const View& known);
   void left(std::uint64_t block);  // it has ended
 
@@ -23,7 +23,7 @@ class GridBarrier {
   std::mutex busy_;
   std::condition_variable changed_;
   std::uint64_t round_ = 0, there_ = 0, ended_ = 0, one_that_ended_ = 0;
-  View coming_, known_;  // by the blocks that are there, and by all at the last time
+  View coming_, known_;  // what the blocks know that are there, and what all knew the last time
   bool told_ = false;
 };
 

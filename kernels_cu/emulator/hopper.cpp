@@ -110,8 +110,8 @@ void Hopper::complete(Mbarrier& m) {
   }
 }
 
-// A wait may come back without success, so that a thread can do something else in between. Whoever did nothing but wait
-// gets one such chance for each thing that happened.
+// A wait may come back without success, so that a thread can do something else in between. A thread that only waits gets one such
+// chance for each thing that happens.
 bool Hopper::go_on() {
   bool any = false;
   for (auto& [thread, wait] : waits) {
@@ -160,7 +160,7 @@ bool Hopper::find_load(unsigned address, unsigned bytes, Lane& lane, std::string
 
 // What a warpgroup executes together
 
-// A warp is in an instruction that its warpgroup executes together: is it the one that the first warp came to there?
+// A warp is in an instruction that its warpgroup executes together. Is it the one that the first warp came to there?
 void Hopper::execute_aligned(Warp& warp, std::uint64_t operand, bool product) {
   if (!block.launch.sanitize()) return;
   if (aligned.empty()) aligned.resize((block.warps.size() + 3) / 4);
@@ -193,7 +193,7 @@ void Hopper::execute_aligned(Warp& warp, std::uint64_t operand, bool product) {
   for (; group.first < oldest; ++group.first) group.sections.pop_front();
 }
 
-// The block has ended: what one warp executed and another never came to.
+// The block has ended. This reports what one warp executed and another never reached.
 void Hopper::end_aligned() {
   for (std::size_t warp = 0; warp < block.warps.size() && !aligned.empty(); ++warp) {
     Aligned& group = aligned[warp / 4];
@@ -307,7 +307,7 @@ void emu_fence_async() {
   emu_mbarrier_publish();
 }
 
-// Registers. A block has those that it was launched with, shared out evenly, as many as launch bounds allow.
+// Registers. A block has those that it was launched with: as many as launch bounds allow, evenly shared.
 
 static unsigned registers_of(const Block& block) {
   const auto threads = static_cast<unsigned>(block.lanes.size());
@@ -352,7 +352,7 @@ void emu_setmaxnreg(unsigned count, int claim) {
     lane.operands.in[0] = count, lane.operands.in[1] = claim != 0, lane.operands.in[2] = again;
     meet(setmaxnreg_of_warp, "setmaxnreg", ALL_LANES, true, HERE);
     if (lane.operands.out[0]) return;
-    if (lane.block->hopper->handovers != lane.operands.out[1]) continue;  // since the answer: it may fit now
+    if (lane.block->hopper->handovers != lane.operands.out[1]) continue;  // they have changed since the answer, so it may fit now
     lane.wait = Wait::registers;
     lane.what = "registers that no other warpgroup gives up";
     lane.block->yield();

@@ -39,7 +39,7 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "as large as CUtensorMap");
 
-// One box of an array, and its place in SRAM.
+// A box of an array, and its place in SRAM.
 struct Box {
   TensorMap map;
   std::array<std::int64_t, TensorMap::MOST_DIMENSIONS> corner;
@@ -52,7 +52,7 @@ struct Box {
   unsigned rows() const { return map.box[1] * map.box[2] * map.box[3] * map.box[4]; }
   unsigned bytes() const { return rows() * row_bytes(); }
   unsigned inside() const;  // how many bytes lie inside the array
-  std::uint64_t sectors(bool load) const;  // what a counter shows of it, in sectors
+  std::uint64_t sectors(bool load) const;  // how many sectors a counter shows
   Row row(unsigned i) const;
   unsigned chunk(unsigned row, unsigned i) const;  // the shared address of its 16-byte piece i
   bool covers(unsigned address, unsigned n) const { return address < sram + bytes() && sram < address + n; }
@@ -69,7 +69,7 @@ struct Mbarrier {
   unsigned missing = 0;                   // how many arrivals this phase still needs
   std::int64_t expected = 0, coming = 0;  // bytes
   std::uint32_t phase = 0;                // how many phases are over
-  int agent = 0;                          // in this phase its accesses have the clock `phase` + 1
+  int agent = 0;                          // in this phase the agent's accesses have the clock `phase` + 1
   Access made{};
   bool published = false;
   std::vector<Box> loads;

@@ -1,7 +1,7 @@
-// Plain loads and stores, as the compiler's own instrumentation reports them: -fsanitize=thread makes a call of each, and a
-// runtime of one's own may define what it calls. What doesn't go through the primitives is seen here.
+// Plain loads and stores, as the compiler's own instrumentation reports them. -fsanitize=thread makes each of them a call, and a
+// runtime may define the function that is called. So this file sees all accesses that don't go through the primitives.
 //
-// It is the host compiler's view: it may hoist, merge or split accesses as nvcc would not.
+// It sees what the host compiler makes of them. That compiler may hoist, merge or split accesses where nvcc would not.
 #include <cstring>
 
 #include "hopper.h"
@@ -13,7 +13,7 @@
 namespace emulator {
 namespace {
 
-// The compiler's code makes the access when this returns, so what must not happen ends the block.
+// The compiler's code makes the access when this returns. So an access that must not happen ends the block.
 void access(const void* address, unsigned bytes, bool write, Place place, bool is_volatile = false) {
   if (!current) return;
   Lane& lane = current_lane();
@@ -45,7 +45,7 @@ void access(const void* address, unsigned bytes, bool write, Place place, bool i
   ++block.ledger.plain;
 }
 
-// A range, in pieces as large as its alignment allows.
+// A range. It is reported in pieces as large as its alignment allows.
 void range(const void* address, unsigned long bytes, bool write, Place place) {
   for (auto at = reinterpret_cast<std::uintptr_t>(address), end = at + bytes; at < end;) {
     unsigned piece = CHUNK;
@@ -55,8 +55,8 @@ void range(const void* address, unsigned long bytes, bool write, Place place) {
   }
 }
 
-// The stores before this one have happened. At a load they may have not: the compiler announces both sides of `a[i] = b[j]`
-// before it copies, the store first.
+// The stores before this one have happened. Before a load they may not have: the compiler announces both sides of `a[i] = b[j]`
+// before it copies, and the store first.
 void settle() {
   if (current) current_lane().block->settle();
 }
@@ -112,7 +112,7 @@ void* __tsan_memmove(void* to, const void* from, unsigned long bytes) {
   return std::memmove(to, from, bytes);
 }
 
-// A basic block begins: it may be one of a loop that waits, or never ends.
+// A basic block begins. It may belong to a loop that waits, or that never ends.
 void __sanitizer_cov_trace_pc() {
   if (emulator::current) emulator::current_lane().block->poll(emulator::current_lane(), HERE);
 }

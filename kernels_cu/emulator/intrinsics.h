@@ -1,4 +1,4 @@
-// Functions for mathematics and bits that every kernel has. Approximate ones are as exact here as the host's library.
+// Functions for mathematics and bits that every kernel has. The approximate ones are as exact here as the host's library.
 #pragma once
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // The keywords of CUDA C++, its built-in variables, and the doors to kernels.
 #pragma once
 
-// Keywords. SRAM is thread-local, because a block runs on one thread of the operating system, and that runs one block
-// at a time.
+// Keywords. SRAM is thread-local: a block runs on one thread of the operating system, and that thread runs one block at a
+// time.
 #define __host__
 #define __device__
 #define __constant__
@@ -24,8 +24,8 @@
 #define blockDim ::dim3(emu_block_dim())
 #define gridDim ::dim3(emu_grid_dim())
 
-// A door to a kernel, for the end of its source. Arguments are first copied to the lane's own stack, because reading
-// them is no access by the kernel.
+// A door to a kernel. It stands at the end of the kernel's source. It first copies the arguments to the lane's own stack, for
+// to read them is no access by the kernel.
 #define EMU_DOOR(I, ...)                                                                                          \
   extern "C" void emu_entry_##I(void**) { ::emulator::call(__VA_ARGS__); }                                        \
   extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \

@@ -21,7 +21,7 @@ namespace emulator {
 
 namespace {
 
-// How many lanes may be resident: each has two mappings of memory, of which Linux gives a process 65,530.
+// How many lanes may be resident. Each takes two mappings of memory, and Linux gives a process 65,530.
 constexpr std::uint64_t MOST_LANES = 24 * 1024;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -185,8 +185,8 @@ const Region* Launch::nearest(const void* address) const {
   return least < (std::int64_t{1} << 32) ? best : nullptr;
 }
 
-// Processor time counts: a launch isn't late because the machine is busy. One thread may run as long as the limit says, and
-// all together, of which there may be many more than processors, that long for each worker.
+// Only processor time counts, so a busy machine makes no launch late. One thread may run as long as the limit says. All threads
+// together may run that long for each worker: there may be many more threads than processors.
 bool Launch::late(pthread_t thread) const {
   if (__atomic_load_n(given.stop, __ATOMIC_RELAXED)) return true;
   if (now() <= deadline) return false;
@@ -253,7 +253,7 @@ char* emu_launch(const EmuLaunch* given) {
   std::uint64_t joined = 0;
   launch.begin_another = [&] {
     const std::lock_guard lock(starting);
-    // one at a time: the last must have begun its block before the next is asked for
+    // one at a time: the last thread must have begun its block before another is asked for
     if (launch.next < launch.blocks && threads.size() - joined < most && launch.idle >= launch.resident) {
       ++launch.resident;
       threads.emplace_back([&] { --launch.resident, sm(); });
@@ -263,7 +263,7 @@ char* emu_launch(const EmuLaunch* given) {
     const std::lock_guard lock(starting);
     threads.emplace_back(sm);  // each with SRAM of its own
   }
-  for (;; ++joined) {  // those that end may still begin others
+  for (;; ++joined) {  // a thread that ends may still begin others
     std::thread* thread = nullptr;
     {
       const std::lock_guard lock(starting);

@@ -36,8 +36,8 @@ struct EmuLaunch {
   int workers;   // threads of the operating system
   int sanitize;  // 1: look for misuse; 0: only count
   double time_limit;  // seconds of processor time, 0 for none
-  const void* watched;  // a byte in HBM of which each store is to be reported, or null
-  const int* stop;  // not 0 once nobody waits for the launch any more
+  const void* watched;  // a byte in HBM: each store to it is reported; or null
+  const int* stop;  // not 0 once no caller waits for the launch any more
 };
 
 // Runs a launch. The answer is a JSON document. The caller frees it with emu_free.
@@ -57,7 +57,7 @@ struct Launch {
   const EmuLaunch& given;
   std::vector<Region> regions;
   std::uint64_t blocks;
-  double begun, deadline;  // the processor's seconds of this process when it began; when it may be late, on the monotonic clock
+  double begun, deadline;  // seconds of processor time when it began; when it may be late, on the monotonic clock
   std::atomic<std::uint64_t> next{0};
   std::atomic<bool> stop{false};
   std::atomic<bool> cramped{false};  // was there no memory for another block?
@@ -65,17 +65,17 @@ struct Launch {
   std::atomic<bool> fences{false};  // has any thread made one?
   std::atomic<int> resident{0}, idle{0};  // blocks that have begun and not ended; those of them that only wait
   std::uint64_t most_resident = 0;
-  std::function<void()> begin_another;    // block, beside those that are resident, for they may wait for it
+  std::function<void()> begin_another;    // block beside the resident ones, which may wait for it
   GridBarrier grid;
 
   std::mutex busy;
-  std::set<Place> checked;  // plain reads of what a compare-and-swap by the same thread checked next
+  std::set<Place> checked;  // plain reads that a compare-and-swap of the same thread checked next
 
   explicit Launch(const EmuLaunch& given);
   bool sanitize() const { return given.sanitize; }
   Region* find(const void* address, std::int64_t bytes);
   const Region* nearest(const void* address) const;
-  bool late(pthread_t thread = pthread_self()) const;  // has it used up its time, or has somebody interrupted it?
+  bool late(pthread_t thread = pthread_self()) const;  // has it used up its time, or was it interrupted?
   std::string limit() const;  // in words
 };
 

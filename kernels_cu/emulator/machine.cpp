@@ -23,7 +23,7 @@ thread_local Thread* current = nullptr;
 
 namespace {
 
-constexpr std::size_t STACK_BYTES = 576 * 1024;  // of a lane, as local memory and some more: address space, touched as needed
+constexpr std::size_t STACK_BYTES = 576 * 1024;  // of a lane: local memory and some more, touched as needed
 constexpr std::size_t GUARD_BYTES = 4096;
 
 void try_meet(Lane& lane, Lane* running);  // below
@@ -130,7 +130,7 @@ void Block::run(std::uint64_t index) {
   landing = &here;
   const bool fell = sigsetjmp(here, 1) != 0;
   if (!fell) schedule();
-  landing = nullptr;  // of a fault in what follows, as in a heap that the kernel broke, the process ends
+  landing = nullptr;  // a fault in what follows ends the process, as in a heap that the kernel broke
   if (fell) faulted();
   settle();
   --launch.resident;
@@ -203,7 +203,7 @@ void Block::finished(Lane& lane) {
   lane.done = true;
   --live;
   ++exited;
-  for (int id = 0; id < NAMED_BARRIERS; ++id) check_barrier(id);  // those who wait may wait for nobody else now
+  for (int id = 0; id < NAMED_BARRIERS; ++id) check_barrier(id);  // now all that the waiting threads wait for may be there
   for (Lane* other : lane.warp->lanes)
     if (other && !other->done && other->wait == Wait::collective) try_meet(*other, nullptr);
 }
@@ -243,7 +243,7 @@ namespace {
   block.abort();
 }
 
-// Lets the lanes that wait with `lane` go on, if all that it waits for are there. `running` needn't be woken.
+// Lets the lanes that wait with `lane` go on, if all lanes that it waits for are there. `running` needn't be woken.
 void try_meet(Lane& lane, Lane* running) {
   Block& block = *lane.block;
   Warp& warp = *lane.warp;
@@ -302,8 +302,8 @@ void Warp::reconverge(unsigned mask) {
     if (mask >> i & 1) lanes[i]->interval = interval;
 }
 
-// __activemask(): divergence isn't known from how lanes run, one after the other. So all run as far as they can, and those
-// of a warp that are then at the same place are together.
+// __activemask(): lanes run one after the other, so this doesn't show how they diverge. All run as far as they can. The lanes of
+// a warp that are then at the same place are together.
 bool Block::gather() {
   std::vector<Lane*> asking;
   for (const auto& lane : lanes) {
@@ -322,7 +322,7 @@ bool Block::gather() {
 
 namespace {
 
-// The first to come says how many threads a named barrier takes; the others must say the same.
+// The first thread says how many threads a named barrier takes. The others must say the same.
 void join(Lane& lane, NamedBarrier& barrier, int threads, Place place) {
   if (barrier.waiting.empty() && !barrier.arrived) barrier.place = place, barrier.threads = threads;
   if (threads == barrier.threads && threads % WARP == 0) return;
@@ -347,7 +347,7 @@ void wait_barrier(int id, int threads, Place place) {
   lane.barrier = id;
   barrier.waiting.push_back(&lane);
   block.check_barrier(id);
-  block.yield();  // the last to come, too: it is among those that were woken
+  block.yield();  // the last thread, too: it is one of those that were woken
 }
 
 void arrive_barrier(int id, int threads, Place place) {
@@ -359,7 +359,8 @@ void arrive_barrier(int id, int threads, Place place) {
   lane.block->check_barrier(id);
 }
 
-// Opens a barrier if all are there. `threads` 0: the whole block, and nobody may be missing or come from elsewhere.
+// Opens a barrier if all threads are there. With `threads` 0 it is the whole block's: no thread may be missing, or come from
+// elsewhere.
 void Block::check_barrier(int id) {
   NamedBarrier& barrier = barriers[id];
   const int there = barrier.arrived + static_cast<int>(barrier.waiting.size());
@@ -404,7 +405,7 @@ void Block::check_barrier(int id) {
   }
 }
 
-// Nobody can run, and some haven't ended. Who waits for whom?
+// No lane can run, and some haven't ended. Which one waits for which?
 void Block::diagnose() {
   hopper->deadlock();
   auto told = [](const Lane& lane) {
@@ -467,7 +468,7 @@ void Findings::add(Finding finding) {
   for (auto& known : list)
     if (known.kind == finding.kind && known.guess == finding.guess && site_of(known.place) == site_of(finding.place) && known.tensor == finding.tensor) {
       finding.times += known.times;
-      if (earlier(finding, known)) std::swap(known, finding);  // the first block's, whichever ran first
+      if (earlier(finding, known)) std::swap(known, finding);  // that of the first block by number, whichever ran first
       known.times = std::max(known.times, finding.times);
       return;
     }

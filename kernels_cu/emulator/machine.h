@@ -1,12 +1,12 @@
 // The machine: the lanes, warps and blocks of one launch, and how they wait for each other.
 //
-//   a launch    has the blocks of a grid. Threads of the operating system ("SMs") share them out.
+//   a launch    has the blocks of a grid. Threads of the operating system ("SMs") share them.
 //   a block     has warps, SRAM and barriers. It runs on one SM from beginning to end.
 //   a lane      is a fiber (fiber.h). It runs until it must wait: for the lanes of its warp (a collective), for the
 //               threads of its block (a barrier), or for an mbarrier. Then the next lane that can run does.
 //
-// Lanes run one after the other, in the order of their numbers, so each run is the same. This hides no race. The
-// detection doesn't look at the order in which accesses happen to run, but at what orders them (memory.h).
+// Lanes run one after the other, in the order of their numbers. So each run is the same. This hides no race: the detection looks
+// at what orders accesses (memory.h), and not at the order in which they happen to run.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct Hopper;
 struct Launch;
 struct Warp;
 
-// What a lane waits for. `others`: until all other lanes have run as far as they can.
+// What a lane waits for. With `others` it waits until all other lanes have run as far as they can.
 enum class Wait { nothing, collective, barrier, grid, mbarrier, warpgroup, registers, others };
 
 // The operands of a collective: a lane's inputs and its results.
@@ -54,7 +54,7 @@ struct Lane : Thread {
   bool done = false, queued = false;
 
   Wait wait = Wait::nothing;
-  Place place{};           // where it waits, or let others run
+  Place place{};           // where it waits, or has let others run
   const char* what = "";   // for which call, in words: "__shfl_sync"
   Collective collective = nullptr;
   unsigned mask = 0;
@@ -72,7 +72,7 @@ struct Lane : Thread {
   std::array<Read, 4> reads{};  // its latest plain ones, which a compare-and-swap may check
   unsigned read_count = 0;
 
-  // A loop that waits for others reads one place again and again, by atomics or volatile, and touches nothing else.
+  // A loop that waits for others reads one place again and again, by atomics or volatile. It touches nothing else.
   const void* spins_on = nullptr;
   std::uint32_t spins = 0, spun_at = 0;  // how often in a row, and `polls` at the last time
 
@@ -97,7 +97,7 @@ struct Warp {
 
 struct NamedBarrier {
   int threads = 0;  // how many threads it takes; 0: all of the block
-  int arrived = 0;  // how many threads came and didn't wait
+  int arrived = 0;  // how many threads have come and don't wait
   std::vector<Lane*> waiting;
   Place place{};                    // where the first thread came to it
   Horizon seen;                     // what the threads that didn't wait had seen (Clocks)
@@ -129,8 +129,8 @@ struct Block {
   std::unique_ptr<Hopper> hopper;  // mbarriers, copies of boxes, products of warpgroups
   Counters counters;
   Ledger ledger;
-  Findings findings, notes;  // notes: what looks like a misuse, and is harmless
-  Findings guesses;          // findings or notes: the launch's end tells
+  Findings findings, notes;  // a note looks like a misuse, and is harmless
+  Findings guesses;          // findings or notes: which one, the end of the launch tells
   struct Undecided {
     Finding finding;
     const char* at;
@@ -141,8 +141,8 @@ struct Block {
 
   void yield();  // the running lane waits; returns when it may go on
   void wake(Lane& lane);
-  void poll(Lane& lane, Place place);  // what may be in a loop without end: lets other lanes run now and then
-  void spin(Lane& lane, const void* address, Place place);  // an atomic or volatile access: it may be what a loop waits for
+  void poll(Lane& lane, Place place);  // the lane may be in a loop without end, so this lets other lanes run now and then
+  void spin(Lane& lane, const void* address, Place place);  // an atomic or volatile access, which may be what a loop waits for
   [[noreturn]] void abort();           // the running lane found a misuse after which the block can't go on
   void finished(Lane& lane);
   void check_barrier(int id);
@@ -166,14 +166,14 @@ struct Block {
 // The lane that runs on this thread of the operating system.
 inline Lane& current_lane() { return static_cast<Lane&>(*current); }
 
-// The running lane meets the others in `mask`. The last one to come does `work` for all. With `aligned`, all must come
-// from the same place in the source.
+// The running lane meets the others in `mask`. The last one does `work` for all of them. With `aligned`, all must come from the
+// same place in the source.
 void meet(Collective work, const char* what, unsigned mask, bool aligned, Place place);
 
 // The work of __syncwarp: each lane sees what the others did. They may come from different lines.
 void sync_of_warp(Warp& warp, unsigned mask);
 
-// A barrier of `threads` threads (0: all of the block). The first waits until all have come, the second doesn't wait.
+// A barrier of `threads` threads (0: all of the block). The first function waits until all have come. The second doesn't wait.
 void wait_barrier(int id, int threads, Place place);
 void arrive_barrier(int id, int threads, Place place);
 

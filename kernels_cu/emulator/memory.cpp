@@ -41,7 +41,7 @@ void Clocks::fence(int thread) {
   std::uint32_t* row = of(thread);
   for (int t = 0; t < threads; ++t) row[threads + t] = std::max({row[threads + t], row[t], floor});
   order(thread).shown = order(thread).knows;
-  ++row[thread];  // what it writes next isn't among it
+  ++row[thread];  // what it writes next isn't part of it
 }
 
 void Clocks::join_all() {
@@ -67,7 +67,7 @@ void Clocks::release(int thread, Horizon& into) {
 
 void Clocks::acquire(int thread, const Horizon& from) {
   if (from.order.any()) order(thread).join(from.order);
-  const int known = static_cast<int>(from.size());  // there may be more agents since
+  const int known = static_cast<int>(from.size());  // there may be more agents by now
   for (int t = 0; t < known; ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
 }
 
@@ -105,7 +105,7 @@ char* Sram::pointer(unsigned address) const {
 
 bool Sram::shared_address(const void* pointer, unsigned& address) const {
   auto* at = static_cast<const char*>(pointer);
-  if (at >= statics && at < statics + (dynamic_begin - SRAM_ORIGIN)) {  // and the gap behind them, where nothing lies
+  if (at >= statics && at < statics + (dynamic_begin - SRAM_ORIGIN)) {  // or in the gap behind them, where nothing lies
     address = SRAM_ORIGIN + static_cast<unsigned>(at - statics);
     return true;
   }
@@ -123,7 +123,7 @@ const Sram::Name* Sram::name_of(unsigned address) const {
   return nullptr;
 }
 
-// The static array whose end the gap before the dynamic SRAM follows, for an address in that gap.
+// For an address in the gap before the dynamic SRAM: the static array that ends there.
 const Sram::Name* Sram::before(unsigned address) const {
   const Name* last = nullptr;
   if (address < dynamic_begin)
@@ -200,16 +200,16 @@ namespace {
 
 enum class Conflict { none, race, proxy };
 
-// Enters an access of one chunk, and returns a copy of the earlier one that it conflicts with, if any: a race, or a write
-// that no proxy fence has shown to the engine that makes this access. What is `shared` with other blocks (HBM) isn't settled
-// by a barrier of this one.
+// Enters an access of one chunk. Returns a copy of the earlier access that it conflicts with, if there is one: a race, or a write
+// that no proxy fence has shown to the engine that makes this access. What is `shared` with other blocks (HBM) isn't settled by a
+// barrier of this block.
 Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool shared, Access& other) {
   const Clocks& clocks = actor.lane.block->clocks;
   const View& view = clocks.orders[actor.lane.number].knows;
   const View& shown = clocks.orders[actor.lane.number].shown;
   Conflict conflict = Conflict::none;
-  std::uint32_t reader = mine.block;  // a block that read it, too
-  bool two_readers = false;           // are enough to race with
+  std::uint32_t reader = mine.block;  // another block that read it
+  bool two_readers = false;           // two are enough to race with
   for (std::size_t i = 0; i < accesses.size();) {
     Access& past = accesses[i];
     const bool here = past.block == mine.block;
@@ -224,7 +224,7 @@ Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool 
     const bool covered = (past.bytes & ~mine.bytes) == 0;
     // whatever will race with the past access races with this one
     const bool replaced = covered && ordered && (mine.write || !past.write) && (past.atomic || !mine.atomic);
-    // everybody has seen it; of a write an engine may not have
+    // all threads have seen it, but an engine may not have seen a write
     const bool settled = !shared && past.thread < clocks.threads && past.clock <= clocks.floor && !(past.write && clocks.proxies());
     if (replaced || settled) {
       past = accesses.back();
@@ -265,7 +265,7 @@ Actor actor_of(Lane& lane) {
   return {lane, clocks.of(lane.number), static_cast<std::uint16_t>(lane.number), clocks.now(lane.number), false};
 }
 
-// A volatile store that hands nothing on is like any other: nobody who reads it knows what came before it.
+// A volatile store that hands nothing on is like any other: a thread that reads it doesn't know what came before it.
 bool strong(const Lane& lane, bool write, Way way) {
   if (way != Way::is_volatile) return way == Way::atomic || way == Way::relaxed;
   const Order& order = lane.block->clocks.order(lane.number);
@@ -304,7 +304,7 @@ void race_global(const Actor& actor, Region& region, const void* address, unsign
   for_chunks(static_cast<const char*>(address) - region.base, bytes, [&](std::uint64_t index, std::uint16_t mask) {
     mine.bytes = mask;
     auto& chunk = region.chunks[index];
-    while (chunk.busy.test_and_set(std::memory_order_acquire)) ++lane.polls;  // it waits, and isn't stuck
+    while (chunk.busy.test_and_set(std::memory_order_acquire)) ++lane.polls;  // the lane waits, and isn't stuck
     const Conflict conflict = enter(actor, chunk.accesses, mine, true, other);
     chunk.busy.clear(std::memory_order_release);
     if (conflict == Conflict::none) return;
@@ -365,7 +365,7 @@ bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool 
   return true;
 }
 
-// Whether the bytes are an mbarrier's or a box's that is on its way; then nobody may touch them, and that is said.
+// Do the bytes belong to an mbarrier, or to a box that is on its way? Then no thread may touch them, and this adds a finding.
 bool find_owner(Lane& lane, unsigned address, unsigned bytes, bool write, Place place) {
   const unsigned char* state = &lane.block->sram.state[address];
   if (any(state, bytes, MBARRIER)) {
@@ -426,7 +426,7 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, Way 
   unsigned char* state = &sram.state[address];
   if (!find_owner(lane, address, bytes, write, place)) {
     const bool race = race_shared(actor_of(lane), address, bytes, write, way, place);
-    if (race) {  // said already; what the bytes hold follows from it
+    if (race) {  // it has been said; what the bytes hold follows from it
     } else if (any(state, bytes, PENDING)) {
       Access other{};
       const Access* issued = nullptr;

@@ -25,7 +25,7 @@ constexpr unsigned CHUNK = 16;
 constexpr unsigned SRAM_ORIGIN = 1024;  // the first shared address; as on a GPU, nothing lies at 0
 constexpr unsigned char POISON = 0xff;  // a NaN in every floating-point format
 
-// PENDING: a copy to it is under way. MBARRIER: no thread may read or write it.
+// PENDING means that a copy to it is under way. MBARRIER means that no thread may read or write it.
 enum State : unsigned char { UNWRITTEN, WRITTEN, PENDING, MBARRIER };
 
 // A thread's latest access to a chunk, of one kind.
@@ -33,8 +33,8 @@ struct Access {
   std::uint32_t block, clock;
   std::uint16_t thread;  // the number of a thread or of an agent (Clocks)
   std::uint16_t bytes;   // a bit for each byte of the chunk
-  bool write, atomic;    // `atomic`: or volatile; it races with no other such access
-  std::uint16_t issuer;  // the thread that made it, or that had an agent make it
+  bool write, atomic;    // atomic or volatile: it races with no other such access
+  std::uint16_t issuer;  // the thread that made it, or that told an agent to
   Place place;
 };
 using Accesses = std::vector<Access>;
@@ -50,7 +50,7 @@ struct Clocks {
   std::uint32_t floor = 0;
   std::vector<std::uint32_t> seen;  // threads x capacity
   std::vector<Order> orders;        // by thread
-  bool ordered = false;             // is there any order that isn't empty?
+  bool ordered = false;             // has any thread an order that isn't empty?
 
   void reset(int threads);
   int add_agent();
@@ -120,7 +120,7 @@ struct Copy {
   const char* step;
 };
 
-// What makes an access: a lane, or an engine that the lane set to work.
+// What makes an access: a lane, or an engine that a lane has started.
 struct Actor {
   Lane& lane;
   const std::uint32_t* knows;  // a row of clocks: what came before the access
@@ -135,13 +135,13 @@ void add_global(Lane& lane, const char* kind, std::string message, Place place, 
 void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
                 const Access* other = nullptr);
 
-// Checks of an engine's accesses: to a chunk of SRAM, and to any number of bytes of HBM. False: there is no memory
-// there.
+// These check an engine's accesses: to a chunk of SRAM, and to any number of bytes of HBM. They return false if there is no
+// memory there.
 bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place);
 bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region);
 
-// Checks of one lane's access to 1 to 16 bytes. They add findings. False: there is no memory there.
-// `relaxed` is strong and atomic, as PTX's ld.relaxed and st.relaxed are, but no read and write in one.
+// These check one lane's access to 1 to 16 bytes, and add findings. They return false if there is no memory there. `relaxed` is
+// strong and atomic, as PTX's ld.relaxed and st.relaxed are. But it doesn't read and write in one step.
 enum class Way { plain, primitive, is_volatile, relaxed, atomic };
 bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, Way way, Place place, Region*& region);
 bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, Way way, Place place);

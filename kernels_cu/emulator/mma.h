@@ -1,6 +1,6 @@
 // nvcuda::wmma: fragments of half, bfloat16 and bytes (16 x 16 x 16, 32 x 8 x 16, 8 x 32 x 16), of tf32 (16 x 16 x 8) and of
 // double (8 x 8 x 4). CUDA doesn't say which lane holds which element. Here 16 x 16 x 16 is as in mma.sync, so that one
-// product is two of m16n8k16; in the others lanes take pairs in turn, row by row. Loads and stores are checked and counted
+// product is two of m16n8k16. In the other shapes lanes take pairs in turn, row by row. Loads and stores are checked and counted
 // element by element.
 #pragma once
 
@@ -8,8 +8,8 @@
 #include "cuda_fp16.h"
 
 extern "C" {
-// c (m x n) += a (m x k) · b (k x n) of a warp, each lane with its elements in the order of `emu_pairs`; in float32 one product
-// after the other, or (`wide`) in double.
+// c (m x n) += a (m x k) · b (k x n) of a warp. Each lane has its elements in the order of `emu_pairs`. Products are added one
+// after the other in float32, or with `wide` in double.
 void emu_wmma(int m, int n, int k, int wide, double* c, const double* a, const double* b);
 }
 

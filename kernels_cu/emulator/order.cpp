@@ -14,7 +14,7 @@ bool reaches(const Known::Clock& clock, const Access& access) {
   return at != clock.end() && at->first == access.thread && at->second >= access.clock;
 }
 
-// The later of both clocks, for all threads that one of them has.
+// The later of two clocks, for every thread that either of them has.
 template <class Add>
 void for_each(const Known::Clock& a, const Known::Clock& b, Add&& add) {
   auto x = a.begin(), y = b.begin();
@@ -114,7 +114,7 @@ void Heard::add(const void* address) {
 
 // A lane
 
-// What was handed on where the lane has read: it is known from here on.
+// From here on the lane knows what was handed on where it has read.
 void Lane::take_over(bool everywhere) {
   if (!block->launch.fences) return void(heard.count = 0);
   const unsigned known = std::min<unsigned>(heard.count, heard.addresses.size());
@@ -148,7 +148,7 @@ void Lane::fence(bool everywhere) {
     if (fences && row[column]) mine.fenced.emplace_back(column - clocks.threads, row[column]);
     if (!fences && row[column] > (column < clocks.threads ? mine.floor : 0)) mine.above.emplace_back(column, row[column]);
   }
-  ++row[number];  // what it does next isn't among it
+  ++row[number];  // what it does next isn't part of it
   Order& order = clocks.order(number);
   const auto known = std::make_shared<const Known>(std::move(mine));
   const View view = join(order.knows, std::make_shared<const Views>(Views{{static_cast<std::uint32_t>(block->number), known}}));

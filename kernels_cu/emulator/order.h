@@ -2,12 +2,12 @@
 // before them (PTX: release and acquire patterns). So a thread knows of others of its block, and of other blocks.
 //
 //   a fence        makes what its thread knows by then ready to be handed on
-//   a store        (atomic or volatile) hands on at its address what is ready. Without a fence nothing is
+//   a store        (atomic or volatile) hands on at its address what is ready. Without a fence nothing is ready
 //   a load         (atomic or volatile) is remembered, and
 //   a fence        or a barrier behind it takes over what was handed on there
 //
-// A view never changes once others may see it, and it lives as long as anyone points to it. So blocks that have ended, and
-// those on other threads of the operating system, are no matter.
+// A view never changes once other threads may see it. It lives as long as something points to it. So blocks may end, and may run
+// on other threads of the operating system.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ struct Known {
   int threads = 0;
   std::uint32_t floor = 0;
   Clock above;
-  Clock fenced;  // up to where a proxy fence of its own has shown writes to the engines
+  Clock fenced;  // how far a proxy fence of its own has shown writes to the engines
   bool has(const Access& access) const;
 };
 

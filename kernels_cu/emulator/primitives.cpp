@@ -150,8 +150,8 @@ void emu_compare(const void* address) {
 void emu_assert(const char* condition) { give_up("assert", std::string("assert(") + condition + ") failed", HERE); }
 void emu_trap() { give_up("trap", "calls __trap()", HERE); }
 
-// What would end the process, as the kernel's object calls it after build.py has renamed it. Outside a kernel (an object
-// that is made when the library is loaded) it does what it always does.
+// Functions that would end the process. build.py renames the kernel's calls of them to these. Outside a kernel, as in an object
+// that is made when the library is loaded, they do what they always do.
 #define EMU_END(NAME, SAYS) \
   void emu_##NAME() { current ? give_up("exit", SAYS ", which would end the whole process", HERE) : std::abort(); }
 extern "C" {
@@ -227,7 +227,7 @@ static void mma_of_warp(Warp& warp, unsigned) {
   }
   const int together = warp.lanes[0]->operands.mma.together;
   for (int row = 0; row < 16; ++row)
-    for (int first = 0; first < 16; first += together) {  // a sum of its own, as the tensor cores have it: it rounds to c once
+    for (int first = 0; first < 16; first += together) {  // a sum of its own, as in the tensor cores: it is rounded to c once
       float sum[8] = {};
       for (int k = first; k < first + together; ++k)
         for (int column = 0; column < 8; ++column) sum[column] += a[row][k] * b[k][column];
@@ -369,7 +369,7 @@ int emu_syncthreads_count(int predicate) {
   wait_barrier(0, 0, HERE);
   int count = 0;
   for (const auto& other : block.lanes) count += !other->done && other->operands.in[0];
-  wait_barrier(0, 0, HERE);  // before anybody's predicate changes
+  wait_barrier(0, 0, HERE);  // before any thread's predicate changes
   return count;
 }
 

@@ -19,15 +19,15 @@ void emu_copy_wait(unsigned pending);
 
 // Tensor cores. c (16 x 8, float32) += a (16 x 16) · b (16 x 8) in the layout of mma.sync m16n8k16.
 void emu_ldmatrix(unsigned* r, unsigned address, int transposed);
-// `count` (1, 2 or 4) matrices of 8 x 8 b16; lane 8 i + r names row r of matrix i.
+// `count` (1, 2 or 4) matrices of 8 x 8 b16. Lane 8 i + r names row r of matrix i.
 void emu_ptx_ldmatrix(unsigned* r, unsigned address, int count, int transposed);
 // An 8 x 8 matrix of b16 in registers, transposed.
 unsigned emu_ptx_movmatrix(unsigned r);
-// Of float16, `together` (16 or 8) products are added up before the accumulator is: as many as an instruction of the GPU has.
+// In float16, `together` (16 or 8) products are added up before the accumulator is. An instruction of the GPU has that many.
 void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1, int together = 16);
 void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 
-// mbarriers. An arrival may expect bytes. A wait is for the phase with a parity, and may return before it is over (0).
+// mbarriers. An arrival may expect bytes. A wait is for the phase with a parity. It may return before that is over, with 0.
 void emu_mbarrier_init(unsigned address, unsigned arrivals);
 void emu_mbarrier_publish();
 void emu_mbarrier_arrive(unsigned address, unsigned expected_bytes);
@@ -48,8 +48,8 @@ void emu_fence_async();
 enum EmuElement { EMU_F32 = 0, EMU_F16 = 1, EMU_BF16 = 2, EMU_E4M3 = 3, EMU_E5M2 = 4, EMU_S8 = 5, EMU_U8 = 6, EMU_TF32 = 7, EMU_S32 = 8 };
 void emu_wgmma_ss(float* c, int fragments, unsigned long long a, unsigned long long b, int add, int b_columns, int element);
 void emu_wgmma_rs(float* c, int fragments, const unsigned* a, unsigned long long b, int add, int b_columns, int element);
-// The same of any elements, signs (scale_a, scale_b: 1 or -1) and layouts, with `sums` in float32, float16 or int32. A lies in
-// SRAM, or in `registers` (null: it doesn't), which are copies if they are `loose`.
+// The same for any elements, signs (scale_a, scale_b: 1 or -1) and layouts, with `sums` in float32, float16 or int32. A lies in
+// SRAM, or in `registers` if these aren't null. They are copies if they are `loose`.
 struct EmuWgmma { int fragments, a, b, sums, add, scale_a, scale_b, a_columns, b_columns, loose; };
 void emu_wgmma(const struct EmuWgmma* what, float* c, unsigned long long a, const unsigned* registers, unsigned long long b);
 void emu_wgmma_fence();
@@ -74,16 +74,16 @@ void emu_grid_sync();
 void emu_named_barrier(int id, int threads);
 void emu_named_arrive(int id, int threads);
 
-// Checks and counts an atomic on HBM or SRAM. 0: there is no memory there.
+// Checks and counts an atomic on HBM or SRAM. Returns 0 if there is no memory there.
 int emu_atomic(void* address, unsigned bytes);
 
-// Waits until a counter in HBM is at `value`. The read that finds it there counts: how many come before is chance.
+// Waits until a counter in HBM is at `value`. Only the read that finds it there counts: how many come before is chance.
 void emu_wait_for(const void* counter, unsigned value);
 
-// An atomic on HBM is to come, which may meet no other: it checks that fences, waits and barriers order it after all before.
+// Called before an atomic on HBM that may meet no other. Checks that fences, waits and barriers order it after all earlier ones.
 void emu_in_turn(void* address, unsigned bytes);
 
-// A compare-and-swap is to come, before emu_atomic: it checks what the thread has read there.
+// Called before emu_atomic for a compare-and-swap, which checks what the thread has read there.
 void emu_compare(const void* address);
 
 // A fence: for threads of all blocks, or of its own.

@@ -1,5 +1,5 @@
 // What inline PTX becomes (flashlab/emulator/ptx.py): functions named after the instructions, in the namespace emu_ptx.
-// Registers are variables that hold bits; each instruction reads them as the type that its opcode names.
+// Registers are variables that hold bits. Each instruction reads them as the type that its opcode names.
 #pragma once
 
 #include "ptx_scalar.h"

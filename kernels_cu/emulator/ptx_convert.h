@@ -28,7 +28,7 @@ struct Mini {
                                 : std::ldexp(static_cast<float>(mantissa), 1 - static_cast<int>(BIAS) - MANTISSA);
     return bits & SIGN ? -size : size;
   }
-  // The nearest, of two the even one.
+  // Rounded to the nearest. Between two, the even one is taken.
   static u32 bits(float x) {
     if (std::isnan(x)) return SIGN - 1;
     const float size = std::fabs(x);
@@ -117,7 +117,7 @@ __forceinline__ D convert(const A& given) {
   const S s = as<S>(given);
   if constexpr (std::is_integral_v<D> && std::is_integral_v<S>) {
     return mode & sat ? saturated<D>(s) : static_cast<D>(s);
-  } else if constexpr (std::is_integral_v<D>) {  // outside the range: its nearest end
+  } else if constexpr (std::is_integral_v<D>) {  // outside the range this is its nearest end
     const double x = static_cast<double>(flushed(s, mode));
     return emulator::integer<D>(integral_of(x, mode));
   } else if constexpr (std::is_same_v<D, tf32>) {

@@ -1,4 +1,4 @@
-// Matrices as inline PTX has them: loads and stores of 8 x 8, products of a warp in every shape.
+// Matrices in inline PTX: loads and stores of 8 x 8, and products of a warp in every shape.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -80,7 +80,7 @@ void movmatrix_of_warp(Warp& warp, unsigned mask) {
   }
 }
 
-// Element j of a register of elements, as a double; integers, float16 and tf32 are exact in it.
+// Element j of a register, as a double. Integers, float16 and tf32 are exact in it.
 double value_of(const void* registers, int element, int j) {
   const int bits = BITS[element];
   if (element == F64) return static_cast<const double*>(registers)[j];
@@ -191,7 +191,7 @@ void quads_of_warp(Warp& warp, unsigned) {
   warp.block->counters.flops += 4 * 2 * 8 * 8 * 4;
 }
 
-// Element i of a lane's fragment in nvcuda::wmma (mma.h): pairs of neighbours in turn.
+// Element i of a lane's fragment in nvcuda::wmma (mma.h). Lanes take pairs of neighbours in turn.
 int place_of_pair(int lane, int i, int elements) {
   const int each = elements > 1 ? 2 : 1;
   return i / each * 32 * each + lane * each + i % each;

@@ -1,11 +1,11 @@
-// PTX of matrices and of the engines. What the primitives have is theirs; the rest is in ptx_matrix.cpp and ptx_bulk.cpp.
+// PTX of matrices and of the engines. It calls the primitives where they have it. The rest is in ptx_matrix.cpp and ptx_bulk.cpp.
 #pragma once
 
 #include "ptx_convert.h"
 
 extern "C" {
 
-// As emu_ptx_ldmatrix, the other way.
+// As emu_ptx_ldmatrix, but from registers to SRAM.
 void emu_ptx_stmatrix(unsigned address, const unsigned* r, int count, int transposed);
 
 // mma.sync m8n8 and m16n8 of any depth: c += a · b, registers as PTX has them.
@@ -19,7 +19,7 @@ void emu_ptx_mbarrier_expect_tx(unsigned address, unsigned bytes);
 void emu_ptx_mbarrier_complete_tx(unsigned address, unsigned bytes);
 void emu_ptx_mbarrier_end(unsigned address);
 
-// Copies of bytes by the copy engine, without a tensor map: a multiple of 16, from and to multiples of 16.
+// Copies of bytes by the copy engine, without a tensor map. Sizes and addresses are multiples of 16.
 void emu_ptx_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned mbarrier);
 void emu_ptx_bulk_store(void* to, unsigned from, unsigned bytes);
 }

@@ -20,7 +20,7 @@ bool own(const Lane& lane, const void* address) {
   return (address >= lane.stack && address < lane.stack_end) || inside_image(address);
 }
 
-// Checks and counts an access by a generic address. False: there is no memory there.
+// Checks and counts an access by a generic address. Returns false if there is no memory there.
 bool access(Lane& lane, unsigned long long address, unsigned bytes, bool write, bool ordered, Place place) {
   lane.block->poll(lane, place);
   const void* at = pointer(address);
@@ -76,7 +76,7 @@ void emu_ptx_copies_arrive(unsigned mbarrier, int counted) {
   Lane& lane = current_lane();
   Hopper& hopper = *lane.block->hopper;
   Mbarrier& m = hopper.mbarrier(lane, mbarrier, HERE);
-  ++lane.group;  // those without a group, too
+  ++lane.group;  // copies without a group, too
   finish_copies(lane, 0);
   --lane.group;
   if (counted) return hopper.arrive(lane, m, 0, HERE);

@@ -1,4 +1,4 @@
-// PTX of memory and of threads together. What the primitives have is theirs; the rest is in ptx_memory.cpp.
+// PTX of memory, and of threads that work together. It calls the primitives where they have it. The rest is in ptx_memory.cpp.
 #pragma once
 
 #include "ptx_types.h"
@@ -8,7 +8,7 @@ extern "C" {
 // Loads and stores by a generic address: HBM, SRAM, or the thread's own memory.
 void emu_ptx_load_generic(void* value, unsigned long long address, unsigned bytes);
 void emu_ptx_store_generic(unsigned long long address, const void* value, unsigned bytes);
-// Ordered ones (relaxed, acquire, release): no race among themselves and with atomics.
+// Ordered loads and stores (relaxed, acquire, release). They don't race with each other, nor with atomics.
 void emu_ptx_load_ordered(void* value, unsigned long long address, unsigned bytes);
 void emu_ptx_store_ordered(unsigned long long address, const void* value, unsigned bytes);
 int emu_ptx_is_global(unsigned long long address);
@@ -16,9 +16,9 @@ int emu_ptx_is_shared(unsigned long long address);
 int emu_ptx_is_local(unsigned long long address);
 int emu_ptx_is_const(unsigned long long address);
 int emu_ptx_is_param(unsigned long long address);
-// An mbarrier hears when this thread's copies so far have arrived; `counted`: as one of the arrivals that it waits for.
+// Tells an mbarrier when this thread's copies so far have arrived. With `counted`, that is one of the arrivals that it waits for.
 void emu_ptx_copies_arrive(unsigned mbarrier, int counted);
-// A finding: the thread is in what the emulator doesn't know.
+// Adds a finding: the thread is in something that the emulator doesn't know.
 [[noreturn]] void emu_ptx_refuse(const char* what);
 }
 
@@ -105,7 +105,7 @@ __forceinline__ T atomic(u64 address, const A& first, const B& second = {}) {
   return old;
 }
 
-// How many bytes of a copy are kept: a number of them, or none if they are to be ignored.
+// How many bytes of a copy are kept: the given number, or none if the copy is ignored.
 template <class T, class N>
 __forceinline__ u32 kept(T x, N size) {
   if constexpr (std::is_same_v<T, bool>) return x ? 0u : static_cast<u32>(size);

@@ -1,4 +1,4 @@
-// Arithmetic with another rounding than to the nearest: the processor's own.
+// Arithmetic that doesn't round to the nearest. The processor does it.
 #include <cfenv>
 #include <cmath>
 

@@ -18,7 +18,7 @@ __forceinline__ T flushed(T x, unsigned mode) {
   return x;
 }
 
-// What the modifiers make of a result.
+// A result as the modifiers change it.
 template <class T>
 __forceinline__ T finished(T x, unsigned mode) {
   if constexpr (!std::is_integral_v<T>) {
@@ -85,7 +85,7 @@ template <class E> struct Pair<Two<E>> { using One = E; };
     }                                                                              \
   }
 
-// With another rounding than to the nearest, float and double ask the processor.
+// Where float and double don't round to the nearest, they ask the processor.
 template <class T, unsigned mode>
 __forceinline__ T arithmetic(char operation, T a, T b, T c = {}) {
   if constexpr (wide_float<T> && (mode & rounding) != 0) return rounded(operation, mode, a, b, c);
@@ -144,7 +144,7 @@ EMU_PTX_ONE(absolute, without_sign(a))
 EMU_PTX_ONE(neg, -a)
 EMU_PTX_TWO(copysign, std::copysign(b, a))
 
-// Integers. Shifts by more than the width give what is left: zeros, or signs.
+// Integers. A shift by more than the width leaves zeros, or signs.
 template <class T, class A, class B>
 using Wider = std::conditional_t<sizeof(T) == 2, std::conditional_t<std::is_signed_v<T>, s32, u32>,
                                  std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, s64, u64>,

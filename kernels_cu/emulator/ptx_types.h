@@ -42,7 +42,7 @@ enum : unsigned { rn = 0, rz = 1, rm = 2, rp = 3, rna = 4, rounding = 7, integra
 enum : unsigned { rni = integral | rn, rzi = integral | rz, rmi = integral | rm, rpi = integral | rp };
 enum : unsigned { ftz = 16, sat = 32, satfinite = 64, relu = 128, NaN = 256, abs = 512, xorsign = 1024 };
 
-// The bits of x as a T: cut off, or filled up with zeros; integers go over as integers, floats as floats.
+// The bits of x as a T, cut off or filled up with zeros. Integers become integers, and floats become floats.
 template <class T, class X>
 __forceinline__ T as(const X& x) {
   if constexpr (std::is_same_v<T, X>) return x;
@@ -88,7 +88,7 @@ __forceinline__ T poison() {
   __builtin_memset(static_cast<void*>(&value), 0xff, sizeof value);
   return value;
 }
-// An operand by reference: a variable as it is, of anything else a copy.
+// An operand by reference: a variable itself, or a copy of anything else.
 template <class T, class X>
 __forceinline__ X& referred(X& x) { return x; }
 template <class T, class X>

@@ -1,5 +1,5 @@
-// __half and __nv_bfloat16, single and in pairs, with the operators and intrinsics that both have. They are computed in
-// float and rounded once. The functions are friends, so that their arguments convert as they do with nvcc.
+// __half and __nv_bfloat16, single and in pairs, with the operators and intrinsics of both. They compute in float and round once.
+// The functions are friends, so that their arguments convert as they do with nvcc.
 #pragma once
 
 #include "cuda.h"

@@ -24,7 +24,7 @@ template <class T> struct Component<T, std::enable_if_t<std::is_class_v<T>>> { u
 
 struct Texel { float f[4] = {}; int i[4] = {}; };
 
-// The place of a coordinate among n, or -1 for none.
+// The place of a coordinate among n, or -1 if it has none.
 inline int texture_place(int i, int n, const Texture& t) {
   if (i >= 0 && i < n) return i;
   if (t.address == 'b') return -1;
@@ -95,7 +95,7 @@ __forceinline__ T fetched(const Texture& t, float x, float y, float z, int dimen
   return of_texel<T>(sum);
 }
 
-// One layer of an array of images or rows, `stride` bytes from the next one. A layer past the ends is the first or the last.
+// One layer of an array of images or rows. The next one lies `stride` bytes further. A layer past an end is the one at that end.
 inline Texture layer_of(Texture t, int layer, int layers, long long stride) {
   t.base += (layer < 0 ? 0 : layer < layers ? layer : layers - 1) * stride;
   return t;

@@ -28,7 +28,7 @@ Moved moved_of(std::uint64_t bytes, std::uint64_t sectors = 0) {
   return moved;
 }
 
-// Looks at what the box touches: its rows inside the array, and its place in SRAM. The array's name.
+// Checks what the box touches: its rows inside the array, and its place in SRAM. Returns the array's name.
 const char* check_box(const Box& box, const Actor& sram, const Actor& hbm, bool load, Place place) {
   Block& block = *sram.lane.block;
   Region* region = block.launch.find(box.map.base, 1);
@@ -42,7 +42,7 @@ const char* check_box(const Box& box, const Actor& sram, const Actor& hbm, bool 
   return name;
 }
 
-// A box as the instruction names it; what can't be done ends the block.
+// A box as the instruction names it. A box that can't be ends the block.
 Box box_of(Lane& lane, const void* map, unsigned sram, const int* corner, int rank, Place place) {
   Block& block = *lane.block;
   Box box;
@@ -86,8 +86,8 @@ unsigned Box::inside() const {
   return sum;
 }
 
-// Read off an H200: a row shows the sectors of HBM that its part inside touches. Of a load the part outside counts as well,
-// rounded up to sectors by itself. (flashlab/measure/sectors.py predicts the same from shapes.)
+// Read off an H200: a row shows the sectors of HBM that its part inside touches. In a load the part outside counts as well, rounded
+// up to sectors by itself. (flashlab/measure/sectors.py predicts the same from shapes.)
 std::uint64_t Box::sectors(bool load) const {
   std::uint64_t sum = 0;
   for (unsigned i = 0; i < rows(); ++i) {
@@ -133,7 +133,7 @@ void Hopper::store(Lane& lane, const Box& box, Place place) {
   mine.list.push_back({box, mine.group, false, {}});
 }
 
-// Ends all but the newest groups: all of it, or only their use of SRAM.
+// Ends all but the newest groups: the copies as a whole, or only their use of SRAM.
 void Hopper::wait_stores(Lane& lane, unsigned pending, bool read) {
   Stores& mine = stores[lane.number];
   if (mine.reader < 0 || mine.group < pending) return;

@@ -10,10 +10,10 @@ namespace emulator {
 
 namespace {
 
-// The kinds of entries: a kind, a thread, how many numbers follow, and those.
+// The kinds of entries. An entry has a kind, a thread, how many numbers follow, and these numbers.
 enum Entry { STEP, VALUE, SHARED, BARRIER, GONE, ACCESS };
 
-// Room for an entry of so many numbers; null if there is none left.
+// Room for an entry with this many numbers. Null if none is left.
 double* entry(const Telling& telling, Entry kind, int thread, std::size_t numbers) {
   const auto used = static_cast<std::size_t>(telling.room[0]);
   if (used + 3 + numbers > telling.size) return telling.room[2] = 1, nullptr;
@@ -78,7 +78,7 @@ void tell_registers(Lane& lane) {
     if (seen->role == 'r') tell(lane, *seen, VALUE);
 }
 
-// The newest of a thread's variables that lies there.
+// The newest variable of a thread that lies there.
 const Seen* shared_at(const Lane& lane, const char* address) {
   for (const Seen* seen = lane.told->newest; seen; seen = seen->older)
     if (auto* at = static_cast<const char*>(seen->at); seen->role == 's' && address >= at && address < at + count_of(*seen) * seen->size)
@@ -86,7 +86,7 @@ const Seen* shared_at(const Lane& lane, const char* address) {
   return nullptr;
 }
 
-// One entry for what a thread does to neighbours, one after the other, from the same place.
+// A thread may touch neighbours one after the other, from the same place. That is one entry.
 void add_access(Lane& lane, double array, double offset, unsigned bytes, bool store, double from) {
   Telling& telling = *lane.told;
   if (double* x = telling.latest; x && x + 5 == telling.room + static_cast<std::size_t>(telling.room[0]) && x[0] == array &&
@@ -114,7 +114,7 @@ void tell_barrier(Lane& lane) {
   add(*lane.told, BARRIER, lane.number, {});
 }
 
-// All threads are at a barrier: what is in SRAM is what they will read. Each thread has the same variables there.
+// All threads are at a barrier. So SRAM holds what they will read. Each thread has the same variables there.
 void tell_shared(Block& block) {
   for (const auto& lane : block.lanes) {
     if (lane->done || !lane->told) continue;

@@ -1,7 +1,7 @@
-// What a thread holds and stores, told step by step: the tutor of the lessons writes calls of this into a source.
+// What a thread holds and stores, recorded step by step. The tutor of the lessons writes calls of this into a source.
 //
-// One block of the launch is told of. Its record is a sequence of numbers in an array of the source's own, in which the
-// values of a variable follow wherever they may have changed: at a step's end, at a barrier, and at the variable's end.
+// One block of the launch is recorded, as a sequence of numbers in an array of the source. A variable's values are recorded
+// wherever they may have changed: at a step's end, at a barrier, and at the variable's end.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,19 @@ namespace emulator {
 
 struct Telling;
 
-// A variable that is told of: elements of `kind` (f, i, u; w: words of a struct) and `size`, in an array of these extents.
-// The list of a thread's variables begins with the newest.
+// A variable that is recorded: elements of a `kind` (f, i, u; w: words of a struct) and a `size`, in an array of these extents. The
+// list of a thread's variables begins with the newest.
 struct Seen {
   int number;
   char role;  // r: a register's, l: a loop's, s: shared
   char kind;
   unsigned size, extents[3];
   const void* at;
-  std::uint64_t told;  // a digest of the values that were told last
+  std::uint64_t told;  // a digest of the values that were recorded last
   Seen* older;
 };
 
-// The record of a thread. `room[0]` is how many numbers it has, `room[1]` the block, `room[2]` whether numbers are missing.
+// The record of a thread. `room[0]` is how many numbers it has, `room[1]` the block. `room[2]` says whether numbers are missing.
 struct Telling {
   double* room;
   unsigned size;
@@ -59,7 +59,7 @@ namespace emulator {
 inline Telling::Telling(double* room, unsigned size) : room(room), size(size) { emu_tell_begin(this); }
 inline Telling::~Telling() { emu_tell_end(this); }
 
-// The elements of a type: a float4 has four. Types of another kind (0) aren't told of.
+// How many elements a type has: a float4 has four. A type of another kind has 0, and isn't recorded.
 template <class T, class = void> struct Elements { static constexpr char kind = 0; static constexpr unsigned size = 1, count = 1; };
 template <class T> struct Elements<T, std::enable_if_t<std::is_arithmetic_v<T>>> {
   static constexpr char kind = std::is_floating_point_v<T> ? 'f' : std::is_signed_v<T> ? 'i' : 'u';
@@ -71,7 +71,7 @@ template <class T> struct Elements<T, std::enable_if_t<HasX<T>::value>> {
   static constexpr char kind = 'f';
   static constexpr unsigned size = sizeof(float), count = sizeof(T) / sizeof(float);
 };
-// Words of a struct: of fragments of matrices. Not of those that hold addresses, which differ from run to run.
+// The words of a struct, such as a fragment of a matrix. A struct that holds addresses has none, for they differ from run to run.
 template <class T>
 struct Elements<T, std::enable_if_t<std::is_class_v<T> && std::is_aggregate_v<T> && std::is_trivially_copyable_v<T> &&
                                     alignof(T) == 4 && !HasX<T>::value>> {

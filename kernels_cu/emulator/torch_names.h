@@ -1,4 +1,4 @@
-// Stands in for PyTorch's headers: the names that stand in signatures and structs of kernels. Host code isn't compiled.
+// Stands in for PyTorch's headers. It has the names that occur in signatures and structs of kernels. Host code isn't compiled.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ template <class T> struct RestrictPtrTraits { using PtrType = T* __restrict; };
 #define C10_LAUNCH_BOUNDS_2(...)
 #define CUDA_KERNEL_LOOP(I, N) for (int I = blockIdx.x * blockDim.x + threadIdx.x; I < (N); I += blockDim.x * gridDim.x)
 
-// Of the types that PyTorch dispatches on, the instances for float and half are named.
+// PyTorch dispatches on types. The instances for float and half are named here.
 #define EMU_DISPATCH(T, ...) \
   {                          \
     using scalar_t = T;      \

@@ -1,4 +1,4 @@
-// Loops: a lane in one lets others run now and then, and one that waits for others may need blocks that haven't begun.
+// Loops. A lane in a loop lets others run now and then. A lane that waits for others may need blocks that haven't begun.
 #include <algorithm>
 #include <thread>
 
@@ -18,7 +18,7 @@ void Block::poll(Lane& lane, Place place) {
 
 namespace {
 
-constexpr std::uint32_t MANY = 32, NEAR = 256;  // reads in a row that make a spin; polls between two of them
+constexpr std::uint32_t MANY = 32, NEAR = 256;  // how many reads in a row make a spin; the most polls between two of them
 
 }  // namespace
 
@@ -31,7 +31,7 @@ void Block::spin(Lane& lane, const void* address, Place place) {
   if (lane.spins % MANY) return;
   if (launch.late()) too_late(lane, place), yield();
   if (waits() != idle) idle = !idle, launch.idle += idle ? 1 : -1;
-  if (idle) launch.begin_another(), std::this_thread::yield();  // it is for another block to go on
+  if (idle) launch.begin_another(), std::this_thread::yield();  // another block has to go on
   lane.place = place;
   wake(lane);
   yield();
@@ -41,7 +41,7 @@ bool Block::waits() const {
   return std::all_of(lanes.begin(), lanes.end(), [](const auto& lane) { return lane->done || lane->wait != Wait::nothing || lane->spinning(); });
 }
 
-// If nothing but waits is left, no time would be enough.
+// If all that is left waits, no time would be enough.
 void Block::too_late(const Lane& lane, Place place) {
   aborted = true;
   const bool others_wait = launch.idle - idle == launch.resident - 1;

@@ -10,7 +10,7 @@ namespace emulator {
 
 namespace {
 
-// Seconds of the processor without a call of the runtime. No other work of a lane takes as long.
+// Seconds of processor time without a call of the runtime. No proper work of a lane takes this long.
 constexpr double LONG = 0.4;
 constexpr std::chrono::milliseconds PAUSE{100};
 
@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds PAUSE{100};
 Watch::Seen::Seen(const Block& block, pthread_t thread)
     : block(block), thread(thread), lane(nullptr), polls(0), seconds(0) {}
 
-// It reads what the thread writes. A value that is old by now is as good.
+// It reads what the thread writes. An old value is as good.
 bool Watch::Seen::stuck() {
   const Lane* running = __atomic_load_n(&block.running, __ATOMIC_RELAXED);
   const std::uint32_t count = running ? __atomic_load_n(&running->polls, __ATOMIC_RELAXED) : 0;

@@ -1,5 +1,5 @@
-// A lane can be stopped where it calls the runtime. The compiler may leave a loop in which it never does: an empty one, or
-// one whose loads and stores it has moved out. Such a lane is watched from outside, and is stopped by a signal.
+// A lane can be stopped where it calls the runtime. But the compiler may leave a loop that never does: an empty one, or one without
+// its loads and stores, which the compiler has moved out. Such a lane is watched from outside, and is stopped by a signal.
 #pragma once
 
 #include <pthread.h>
@@ -32,7 +32,7 @@ class Watch {
   explicit Watch(const Launch& launch);
   ~Watch();
 
-  // The calling thread runs this block, for as long as the object lives.
+  // The calling thread runs this block while the object lives.
   class Watched {
    public:
     Watched(Watch& watch, const Block& block);

@@ -1,7 +1,7 @@
 // Products of a warpgroup (wgmma): 64 x N += 64 x 32 bytes · 32 bytes x N, in the background.
 //
-// Each warp issues its part; when all four have, the product is one, with the operands that all four must know to be there.
-// It is computed when a warp waits for it, and the accumulators are written back to a thread at that thread's own wait.
+// Each warp issues its part. Once all four have, the product is complete, and all four must know that its operands are there. It is
+// computed when a warp waits for it. A thread's accumulators are written back at that thread's own wait.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int WARPS = 4, ROWS = 64, OPERAND_BYTES = 32;  // of a row of A, or a column of B
 constexpr unsigned POISON_WORD = 0xffffffffu;
-constexpr int A_IN_REGISTERS = 25, LOOSE = 26;  // bits of a product's shape; A's registers may not be where they were
+constexpr int A_IN_REGISTERS = 25, LOOSE = 26;  // bits of a product's shape; LOOSE: A's registers may not be where they were
 
 float float_of_e4m3(std::uint8_t x) {
   static const auto values = [] {
@@ -56,12 +56,12 @@ struct Descriptor {
       : address((bits & 0x3fff) * 16), leading((bits >> 16 & 0x3fff) * 16), stride((bits >> 32 & 0x3fff) * 16),
         offset(bits >> 49 & 7), span(bits >> 62 ? 256 >> (bits >> 62) : 0) {}
 
-  // Piece i of row `row`, of an operand whose rows lie along the summed dimension.
+  // Piece i of row `row`, if the operand's rows lie along the summed dimension.
   unsigned along(int row, int i) const {
     const unsigned atom = address + row / 8 * stride;
     return span ? swizzled(atom + row % 8 * span + i * CHUNK, span) : atom + row % 8 * CHUNK + i * leading;
   }
-  // Eight elements from column 8 i of step k, of an operand whose rows lie across it.
+  // Eight elements from column 8 i of step k, if the operand's rows lie across it.
   unsigned across(int k, int i) const {
     if (!span) return address + i * stride + k / 8 * leading + k % 8 * CHUNK;
     const int pieces = static_cast<int>(span / CHUNK);
@@ -89,7 +89,7 @@ std::vector<unsigned> pieces_of_b(const Product& product) {
   return pieces_of(product.b, 8 * product.fragments, product.b_columns, depth_of(product));
 }
 
-// One operand: its bytes are counted, and looked at as an engine's.
+// One operand. Its bytes are counted, and checked as an engine's accesses.
 void check_operand(const Actor& engine, const Product& product, const std::vector<unsigned>& pieces, std::uint64_t descriptor,
                    bool first) {
   Block& block = *engine.lane.block;
@@ -121,8 +121,9 @@ typedef std::int16_t EightShorts __attribute__((vector_size(16), aligned(2), may
 
 struct Operands { float a[ROWS][OPERAND_BYTES], b[OPERAND_BYTES][256]; };
 
-// The products of an instruction are added up in float32, and their sum to the accumulator, as there. (The tensor cores add 16 of 16
-// bits at once, aligned and cut off as those of e4m3, but 25 bits below the largest: that differs in float32's last bits.)
+// The products of an instruction are added up in float32, and then their sum to the accumulator, as in mma.sync. (The tensor cores
+// add 16 products of 16 bits at once, aligned and cut off as for e4m3, but 25 bits below the largest. That differs in the last bits
+// of float32.)
 void add_in_float32(const Operands& x, float* values, int columns, int depth) {
   for (int row = 0; row < ROWS; ++row)
     for (int n = 0; n < columns; n += 8) {
@@ -132,14 +133,15 @@ void add_in_float32(const Operands& x, float* values, int columns, int depth) {
     }
 }
 
-// Of an e4m3 or e5m2; a subnormal one has that of the smallest normal number, 0 less than any.
+// The exponent of an e4m3 or e5m2. A subnormal number has that of the smallest normal one, and 0 has less than any.
 std::int16_t exponent_of(float x, int type) {
   return x == 0 ? -1000 : static_cast<std::int16_t>(std::max(type == EMU_E4M3 ? -6 : -14, std::ilogb(x)));
 }
 
-// Products of e4m3, added as an H200 adds them, to the last bit (the results' file of kind "accumulation"): each one, and the
-// accumulator, is cut off 13 bits below the largest one's leading bit, which for a product is where its factors' exponents
-// put it. What is left is summed exactly. Of the sum 13 bits behind the leading one remain. (Those of e5m2 are taken to be alike.)
+// Products of e4m3, added as an H200 adds them, to the last bit (the results' file of kind "accumulation"). Each product, and the
+// accumulator, is cut off 13 bits below the leading bit of the largest. A product's leading bit is where the exponents of its
+// factors put it. What is left is summed exactly. The sum keeps 13 bits behind its leading one. (Products of e5m2 are taken to be
+// alike.)
 void add_eights(const Operands& x, float* values, int columns, int a_type, int b_type) {
   static thread_local std::int16_t a_exponent[ROWS][OPERAND_BYTES], b_exponent[OPERAND_BYTES][256];
   float a_nan[ROWS] = {}, b_nan[256] = {};  // 0, or NaN if there is one among the operands
@@ -172,7 +174,7 @@ void add_eights(const Operands& x, float* values, int columns, int a_type, int b
     }
 }
 
-// Integers, exact; the accumulators hold their bits.
+// Integers, which are exact. The accumulators hold their bits.
 void add_integers(const Operands& x, float* values, int columns, int depth) {
   for (int row = 0; row < ROWS; ++row)
     for (int n = 0; n < columns; ++n) {
@@ -221,7 +223,7 @@ void compute(const Sram& sram, const Product& product) {
     for (float& value : product.c->values) value = float_of_f16(f16_of_float(value));
 }
 
-// Calls each(i, its value or values) for the registers of one thread. Two sums of 16 bits share one.
+// Calls each(i, its value or values) for the registers of one thread. Two sums of 16 bits share a register.
 template <class Each>
 void for_registers(Accumulators& c, int warp, int lane, Each each) {
   const int columns = 8 * c.fragments, step = c.halves ? 2 : 1;
@@ -262,7 +264,7 @@ void check_fence(Lane& lane, const void* at, std::size_t bytes, const char* what
   known.operands.push_back({static_cast<const char*>(at), bytes, {}});
 }
 
-// The running accumulators that begin with this register of the warp's first lane.
+// The running products' accumulators that begin with this register of the warp's first lane.
 std::shared_ptr<Accumulators> running(const Warpgroup::Queue& queue, int warp, const float* first) {
   for (const auto& c : queue.running)
     if (c->at[warp][0] == first) return c;

@@ -250,7 +250,7 @@ DEVICE void multiply_for_queries(QueryGradient& dq, PTile ds_tile, KVTile k_tile
     multiply_for_queries<COLUMN_PAIRS - 1>(dq, ds_tile, k_tile, warp);
 }
 
-// Adds this warp's share of a tile's dQ to the sums, or with IN_TURN as the blocks' order wants it.
+// Adds this warp's share of a tile's dQ to the sums. With IN_TURN the emulator checks that it is the block's turn.
 template <bool IN_TURN = false>
 DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, Warp warp) {
   float4* const first = SumTile<HEAD_DIM>(dq_sum, tile, warp.row).part(2 * warp.across);

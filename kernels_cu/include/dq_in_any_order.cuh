@@ -1,5 +1,5 @@
-// How the blocks of flash2_backward.cu add to dQ if nobody asks for an order: each one as soon as it can. The last bits of dQ may then
-// differ from run to run.
+// How the blocks of flash2_backward.cu add to dQ if the call asks for no order: each block adds as soon as it can. Then the
+// last bits of dQ may differ from run to run.
 #pragma once
 
 #include "flash2_backward.cuh"

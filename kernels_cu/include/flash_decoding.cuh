@@ -4,7 +4,7 @@
 #include "cache.cuh"
 #include "partial.cuh"
 
-constexpr int THREADS = WARPS * 32;  // that compute, and as many that merge
+constexpr int THREADS = WARPS * 32;  // that compute; as many again merge
 constexpr int WARP_KEYS = BC / WARPS;
 constexpr int KEY_FRAGMENTS = WARP_KEYS / 16, QUERY_FRAGMENTS = BR / 8, O_FRAGMENTS = HEAD_DIM / 16;
 constexpr int JOINING = 1, FREE = 2, FILLED = 3;  // named barriers

@@ -18,7 +18,7 @@ DEVICE Keys visible_tiles(const Shape& shape, int first_row, int last_row, int c
   return {keys.first / columns, keys.last / columns};
 }
 
-// Those of them whose keys are all seen by every one of the queries: no mask needed there.
+// The tiles among them in which every query sees every key. They need no mask.
 DEVICE Keys full_tiles(const Shape& shape, int first_row, int last_row, int columns) {
   return {ceil_div(visible_keys(shape, last_row).first, columns), (visible_keys(shape, first_row).last + 1) / columns - 1};
 }

@@ -66,7 +66,7 @@ struct Dropout {
 
   DEVICE uint4 patch(unsigned row, unsigned column) const { return philox4x32(make_uint4(start.x, start.y, row, column), seed); }
 
-  // Is a weight kept, whose random byte is this one of a word?
+  // Is a weight kept? Its random byte is this one of a word.
   DEVICE bool keeps(unsigned word, int byte) const { return word << (24 - 8 * byte) < threshold; }
 
   // Four neighbours in a row, without those that are dropped. `column` is a multiple of 4. Most bytes are left over here.

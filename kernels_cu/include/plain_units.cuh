@@ -1,4 +1,4 @@
-// How the units of a plain batch are dealt out: all of its queries have as many keys.
+// How the units of a plain batch are dealt out. There all queries have the same number of keys.
 #pragma once
 
 #include "mask.cuh"

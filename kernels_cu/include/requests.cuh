@@ -1,5 +1,6 @@
 // Requests whose K and V lie in pages, on Hopper: which block has which of their row tiles, and how a warpgroup brings their keys
-// into tiles that the tensor cores read. All requests have as many queries; only the device knows how many keys.
+// into tiles that the tensor cores read. All requests have the same number of queries. How many keys they have,
+// only the device knows.
 #pragma once
 
 #include "divisor.cuh"

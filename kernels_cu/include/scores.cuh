@@ -106,7 +106,7 @@ struct Scores {
   }
 };
 
-// A sink joins a row: as if the row had seen one key more, whose logit is `sink` and whose value is 0. m is in Scores' units.
+// A sink joins a row, as if the row had seen one more key with the logit `sink` and a value of 0. m is in Scores' units.
 // Returns what O is to be multiplied with.
 DEVICE float join_sink(float& m, float& sum, float sink) {
   if constexpr (!SINKS) return 1;
@@ -116,7 +116,7 @@ DEVICE float join_sink(float& m, float& sum, float sink) {
   return alpha;
 }
 
-// D - dLSE of a row, whose number counts those of all heads: the LSE's derivative by a score is P, too.
+// D - dLSE of a row: the LSE's derivative by a score is P, too. The row's number counts over all heads.
 DEVICE float less_dlse(float delta, const float* dlse, long long row) {
   if constexpr (DLSE) return delta - load_global<float>(dlse + row);
   return delta;

@@ -55,7 +55,7 @@ struct Sequence {
   DEVICE int before(int place) const { return (place - first / ROWS - number) * ROWS; }
 };
 
-// Whose tile lies at `place`: that of the last sequence whose first place isn't behind it. That sequence is found by halves.
+// The sequence that has the tile at `place`: the last one that begins at this place or before it. It is found by halves.
 template <int ROWS = BR>
 DEVICE Sequence sequence_at(const Shape& shape, const int* offsets, int place) {
   int low = 0, high = shape.sequences, first = 0, end = shape.len_q;

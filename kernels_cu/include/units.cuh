@@ -36,7 +36,7 @@ struct Unit {
 #endif
 };
 
-// The sequences of a ragged batch as requests, which have as many queries each: so in q and out, too, a request is a batch.
+// The sequences of a ragged batch as requests. All have the same number of queries. So a request is a batch in q and out, too.
 DEVICE Shape requests_of(const Shape& ragged) {
   Shape requests = ragged;
   requests.batch = ragged.sequences, requests.len_q = ragged.len_q / ragged.sequences, requests.len_kv = ragged.longest;
@@ -137,7 +137,7 @@ struct Units {
 #endif
   }
 
-  // n / runs, the heads whose runs all come before run n. Each lane tries a number of heads.
+  // n / runs: the number of heads with all runs before run n. Each lane tries a number of heads.
   DEVICE int heads_in(int n, int runs) const {
     int heads = 0;
 #pragma unroll 1

@@ -97,7 +97,7 @@ def order(problem: Problem) -> dict[str, bool]:
     """
     p, stepped, wide = problem, triangular(problem), problem.head_dim > 2 * PANEL
     crowded = p.mask is not None or (wide and (p.soft_cap is not None or p.sinks or p.alibi))
-    alike = len(p.different) == 1 and not stepped and not wide
+    alike = p.alike and not stepped and not wide
     persistent = alike if p.lengths is not None else not (stepped and crowded)
     return {"persistent": persistent, "dynamic": persistent and stepped}
 

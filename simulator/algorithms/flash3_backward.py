@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from heapq import heapreplace
 
 from simulator.algorithm import Algorithm, Kernel
@@ -14,7 +15,8 @@ from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.formulas import flash3_backward as formula
 from simulator.formulas.flash3_backward import sram_bytes
-from simulator.formulas.walk import walk
+from simulator.formulas.walk import ends_of_row, walk
+from simulator.lanes import largest, most
 from simulator.problem import COMMON_MASKS, Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
 from simulator.programs.flash3_backward import KEYS, ROUNDS, flash3_backward, order
@@ -63,21 +65,25 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     [2, 1, 2, 1]
     """
     p, square = problem, Tile(tile.cols, tile.rows)
-    alone = [(one, one.key_tiles(tile), times) for one, times in p.different.items()]
-    tiles = sum(times * n for _, n, times in alone)
+    tiles = p.total(lambda one: one.key_tiles(tile))
     if p.queries_per_kv == 1 or not tiles:
         return 1
-    visits = sum(times * walk(one.transposed, square).pairs for one, _, times in alone) / tiles
+    visits = p.total(lambda one: walk(one.transposed, square).pairs) / tiles
     few = tiles <= ROUNDS * device.sms
     each = [
         len(one.transposed.tiles_of_row(j, square))
-        for one, n, times in alone
-        if p.lengths and few
-        for j in [*range(n)] * times
+        for one, times in (p.different.items() if p.lengths and few else ())
+        for j in [*range(one.key_tiles(tile))] * times
     ]
-    # under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one
-    longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n, _ in alone if n for j in {0, n // 2, n - 1})
-    uneven = len(p.different) > 1
+
+    def most_visits(one: Problem) -> int:
+        """Under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one."""
+        n = one.key_tiles(tile)
+        ends = [ends_of_row(one.transposed, j, square) for j in (0, n // 2, n - 1)]
+        return (n > 0) * reduce(most, [stop - start for start, stop in ends])
+
+    longest = max(largest(visits) for visits, _ in p.of_sequences(most_visits))
+    uneven = not p.alike
     heads, d, boxes = p.batch * p.kv_heads, padded(p.head_dim) + padded(p.head_dim_v), round_up(p.head_dim, PANEL)
     visit = 2 * tile.rows * tile.cols * (2 * d + boxes) / (REACHED * device.tensor_flops / device.sms)
 
@@ -207,7 +213,7 @@ def configure(
     # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
     persistent = not in_turn and not problem.dropout and problem.head_dim <= PANEL
     parts = choose_parts(problem, device, chosen)
-    tiles = sum(n * one.key_tiles(chosen) for one, n in problem.different.items())
+    tiles = problem.total(lambda one: one.key_tiles(chosen))
     in_order = order(problem, device, problem.kv_heads * parts * tiles)
     return Config(
         tile=chosen,
@@ -223,7 +229,7 @@ def configure(
             *features(problem),
         ),
         persistent=persistent,
-        dynamic=in_turn or (persistent and (triangular(problem) or len(problem.different) > 1)),
+        dynamic=in_turn or (persistent and (triangular(problem) or not problem.alike)),
         told=in_turn or persistent or problem.lengths is not None,
     )
 

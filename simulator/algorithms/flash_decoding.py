@@ -44,11 +44,14 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     [1, 2, 8]
     """
 
-    units = dict[int, int]()
-    for run in runs_of(problem, tile, warps):
-        splits = [(Splits(one, tile, run), n) for one, n in problem.different.items()]
-        units[run] = sum(n * s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s, n in splits)
-    return best_run(units, device)
+    def units(run: int) -> int:
+        def of(one: Problem) -> int:
+            s = Splits(one, tile, run)
+            return s.runs * s.row_tiles * one.batch * one.kv_heads
+
+        return problem.total(of)
+
+    return best_run({run: units(run) for run in runs_of(problem, tile, warps)}, device)
 
 
 def runs_of(problem: Problem, tile: Tile, warps: int) -> list[int]:
@@ -93,8 +96,8 @@ def pays(problem: Problem, device: Device) -> bool:
 
 
 def passes(problem: Problem, run: int) -> int:
-    """How often who walks over units of sequences goes through the lengths: for the runs that others follow, and for the last ones,
-    of more than `SORTED` requests for each class of them. Runs of one chunk are alike.
+    """How often a walk over the units of sequences goes through the lengths: once for the runs that others follow, and once for the
+    last runs. Of more than `SORTED` requests it does so for each class of last runs. Runs of one chunk are alike.
 
     >>> decode = Problem(batch=64, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16", page_size=16)
     >>> passes(decode, 8), passes(decode, 1), passes(decode.replace(batch=32), 8)

@@ -14,6 +14,7 @@ from simulator.formulas.flash3 import sram_bytes as plain_sram_bytes
 from simulator.formulas.paged import entries
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import tiles_of_rows, walk, weighted_rows
+from simulator.lanes import highest, lowest
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import MBARRIERS, PANEL, backwards
 from simulator.programs.flash3_paged import TOLD, listeners, mbarriers, shares
@@ -77,7 +78,7 @@ def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, ls
 
 def _count_look_ups(book: Book, p: Problem, tile: Tile, box: int) -> None:
     """What is read of the block table: for K, and again for V, the page of each box, or those of each share of each tile."""
-    size, cols, n = p.page_size or 1, tile.cols, p.len_kv
+    size, cols, n = p.page_size or 1, tile.cols, np.asarray(p.len_kv)
     repeats = lcm(cols, box or size)  # keys
     few = weighted_rows(p, tile, repeats // gcd(repeats, tile.rows))
     first, stop = tiles_of_rows(p, tile, few.rows)
@@ -92,5 +93,6 @@ def _count_look_ups(book: Book, p: Problem, tile: Tile, box: int) -> None:
     looked = few.sum(np.where(seen, looked, 0))
     for step in ("load_k", "load_v"):
         book.add(step, "block_table", hbm_read=4 * p.batch * p.heads * looked)
-    pages = (int(ends[seen].max()) - 1) // size - int(begins[seen].min()) // size + 1
-    book.distinct("block_table", "read", 4 * pages)
+    low, high = lowest(np.where(seen, begins, n)), highest(ends * seen)
+    pages = (high - 1) // size - low // size + 1
+    book.distinct("block_table", "read", 4 * (low < high) * pages)

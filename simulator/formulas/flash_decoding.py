@@ -7,6 +7,7 @@ import numpy as np
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.dtypes import Array
+from simulator.lanes import highest, least, lowest, most, total
 from simulator.problem import Problem, Tile
 from simulator.programs.flash_decoding import CHILDREN, FRAGMENT, Splits, told, told_words
 from simulator.programs.quantized import query_factors, query_parts
@@ -40,7 +41,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows, FRAGMENT), padded(tile.cols)
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile = rows * d * es, cols * d * p.kv_itemsize, cols * dv * p.kv_itemsize
-    pairs = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
+    pairs = heads * sum(total(stop - first) for _, first, stop in s.spans())
     partial = tree_spec(book, s, heads, w)
     if lse:
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
@@ -48,24 +49,22 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     book.launch(launch, s.row_tiles * s.runs * heads, 2 * w, config.heads_together, peak)
 
     units = blocks = pairs_merged = all_keys = 0
-    seen = list[tuple[int, int]]()
     for inside, begin, stop in s.spans():
-        if (stop > begin).any():
-            seen.append((int(begin[stop > begin].min()), int(stop.max())))
+        seen = stop > begin
         first, last = begin // s.chunk, np.maximum(stop - 1, 0) // s.chunk
         working = last - first + 1
-        blocks += heads * int(working[stop > begin].sum())
+        blocks += heads * total(np.where(seen, working, 0))
         runs = last // run - first // run + 1
-        queried = np.where(stop > begin, runs, 0)  # rows that see no key need no queries
-        units += heads * int(queried.sum())
-        book.add("load_q", "q", hbm_read=heads * int((queried * inside).sum()) * t["q"].row_bytes)
-        book.distinct("q", "read", heads * int(inside[stop > begin].sum()) * t["q"].row_bytes)
-        keys = heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
+        queried = np.where(seen, runs, 0)  # rows that see no key need no queries
+        units += heads * total(queried)
+        book.add("load_q", "q", hbm_read=heads * total(queried * inside) * t["q"].row_bytes)
+        book.distinct("q", "read", heads * total(np.where(seen, inside, 0)) * t["q"].row_bytes)
+        keys = heads * total(np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols)
         all_keys += keys
         for step, name in (("load_k", "k"), ("load_v", "v")):
             book.add(step, name, hbm_read=keys * t[name].row_bytes)
         first, last = first // run, last // run
-        pairs_merged += heads * int((working - runs).sum())
+        pairs_merged += heads * total(working - runs)
         pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, w)
 
     book.add("load_q", "q", sram_write=units * q_tile)
@@ -75,8 +74,8 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
         book.add("load_q", "q", sram_read=units * w * q_tile)
     if not config.q_in_registers:
         book.add("scores", "q", sram_read=pairs * w * q_tile)
-    first = min((begin for begin, _ in seen), default=0) * tile.cols
-    distinct = heads * (min(max((stop for _, stop in seen), default=0) * tile.cols, p.len_kv) - first)
+    first_key, end_key = reached(s)
+    distinct = heads * (end_key - first_key)
     for name, load, use, size in (("k", "load_k", "scores", k_tile), ("v", "load_v", "output", v_tile)):
         book.add(load, name, sram_write=pairs * size)
         book.add(use, name, sram_read=pairs * size)
@@ -151,6 +150,17 @@ def _count_scales(
     book.compute(other=other)
 
 
+def reached(s: Splits) -> tuple[int, int]:
+    """The first key that is loaded for any row tile, and the one behind the last. Both are 0 if no row sees a key."""
+    p, cols = s.problem, s.tile.cols
+    first = p.key_tiles(s.tile)
+    stop = 0
+    for _, begins, stops in s.spans():
+        first = least(first, lowest(np.where(begins < stops, begins, first)))
+        stop = most(stop, highest(stops))
+    return (stop > 0) * first * cols, least(stop * cols, p.len_kv)
+
+
 def tree_spec(book: Book, s: Splits, heads: int, warps: int) -> Spec:
     """Enters what the tree has in HBM, with counters for so many warps, and returns what partial outputs are."""
     p, parts = s.problem, (("parts", sum(s.room)),)
@@ -169,13 +179,12 @@ def tree_spec(book: Book, s: Splits, heads: int, warps: int) -> Spec:
 def count_tree(book: Book, first: Array, last: Array, inside: Array, heads: int, row_bytes: int, warps: int) -> int:
     """The way up the tree from row tiles' first and last runs, with so many rows inside: how many pairs are merged there."""
     merged = 0
-    while (first < last).any():
-        split = first < last
-        inside, children = inside[split], (last - first + 1)[split]
-        first, last = first[split] // CHILDREN, last[split] // CHILDREN
-        arrived, parents = heads * int(children.sum()), heads * int((last - first + 1).sum())
+    while (split := first < last).any():
+        children = np.where(split, last - first + 1, 0)
+        first, last = first // CHILDREN, last // CHILDREN
+        arrived, parents = heads * total(children), heads * total(np.where(split, last - first + 1, 0))
         for name, nbytes in (("partial", row_bytes), ("partial_m", 4), ("partial_l", 4)):
-            moved = heads * int((children * inside).sum()) * nbytes
+            moved = heads * total(children * inside) * nbytes
             book.add("store_partial", name, hbm_write=moved)
             book.add("merge", name, hbm_read=moved)
             for way in ("read", "write"):

@@ -6,7 +6,8 @@ import numpy as np
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
-from simulator.formulas.flash_decoding import count_tree, tree_spec
+from simulator.formulas.flash_decoding import count_tree, reached, tree_spec
+from simulator.lanes import total
 from simulator.problem import Problem, Tile
 from simulator.programs.mla import row_warps, splits
 from simulator.programs.scores import distinct_heads
@@ -38,33 +39,30 @@ def count_latent(book: Book, launch: str, problem: Problem, tile: Tile, config: 
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     by_rows = row_warps(tile)
     by_keys = max(1, w // by_rows)
-    tiles = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
+    tiles = heads * sum(total(stop - first) for _, first, stop in s.spans())
     partial = tree_spec(book, s, heads, w)
     if lse:
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
     book.launch(launch, s.row_tiles * s.runs * heads, w, config.heads_together, sram_bytes(p, tile, w))
 
     units = working = pairs_merged = merged_rows = sinks = 0
-    seen = list[tuple[int, int]]()
     for inside, begin, stop in s.spans():
-        if (stop > begin).any():
-            seen.append((int(begin[stop > begin].min()), int(stop.max())))
+        seen = stop > begin
         first, last = begin // s.chunk, np.maximum(stop - 1, 0) // s.chunk
         chunks = last - first + 1
-        working += heads * int(chunks.sum())
-        merged_rows += heads * int(inside[chunks > 1].sum())
-        sinks += heads * int(distinct_heads(inside[chunks == 1], s.group, 8).sum())
-        queried = np.where(stop > begin, chunks, 0)  # rows that see no key need no queries
-        units += heads * int(queried.sum())
-        book.add("load_q", "q", hbm_read=heads * int((queried * inside).sum()) * t["q"].row_bytes)
-        book.distinct("q", "read", heads * int(inside[stop > begin].sum()) * t["q"].row_bytes)
-        keys = heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
+        working += heads * total(chunks)
+        merged_rows += heads * total(np.where(chunks > 1, inside, 0))
+        sinks += heads * total(np.where(chunks == 1, distinct_heads(inside, s.group, 8), 0))
+        queried = np.where(seen, chunks, 0)  # rows that see no key need no queries
+        units += heads * total(queried)
+        book.add("load_q", "q", hbm_read=heads * total(queried * inside) * t["q"].row_bytes)
+        book.distinct("q", "read", heads * total(np.where(seen, inside, 0)) * t["q"].row_bytes)
+        keys = heads * total(np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols)
         book.add("load_latent", "latent", hbm_read=keys * t["latent"].row_bytes)
         pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, w)
 
-    if seen:
-        begin, end = min(first for first, _ in seen) * tile.cols, max(stop for _, stop in seen) * tile.cols
-        book.distinct("latent", "read", heads * (min(end, p.len_kv) - begin) * t["latent"].row_bytes)
+    first_key, end_key = reached(s)
+    book.distinct("latent", "read", heads * (end_key - first_key) * t["latent"].row_bytes)
     book.add("load_q", "q", sram_write=units * rows * d * es)
     book.add("scores", "q", sram_read=tiles * by_keys * rows * d * es)
     book.add("load_latent", "latent", sram_write=tiles * cols * d * es)

@@ -6,7 +6,9 @@ import numpy as np
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.flash_decoding import reached
 from simulator.formulas.paged import count_look_ups
+from simulator.lanes import total
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
 from simulator.programs.mla_hopper import HALVES, MBARRIERS, MERGE_WARPS, STAGES, merges, splits
@@ -34,7 +36,7 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
     p, es, t, s = problem, problem.itemsize, book.tensors, splits(problem, tile)
     heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols)
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
-    tiles = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
+    tiles = heads * sum(total(stop - first) for _, first, stop in s.spans())
     if s.runs > 1:
         for name, wide in (("partial", p.head_dim_v), ("partial_m", 1), ("partial_l", 1)):
             flat: dict[str, bool] = {"flat" if wide > 1 else "vector": True}
@@ -45,23 +47,21 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
     book.launch(launch, s.row_tiles * s.runs * heads, config.warps, config.heads_together, sram_bytes(p, tile))
 
     units = working = keys = finished = merged_rows = parts = sinks = 0
-    seen = list[tuple[int, int]]()
     for inside, begin, stop in s.spans():
-        if (stop > begin).any():
-            seen.append((int(begin[stop > begin].min()), int(stop.max())))
+        seen = stop > begin
         first, last = begin // s.chunk, np.maximum(stop - 1, 0) // s.chunk
         chunks = last - first + 1
-        working += heads * int(chunks.sum())
-        queried = np.where(stop > begin, chunks, 0)  # rows that see no key need no queries
-        units += heads * int(queried.sum())
-        book.add("load_q", "q", hbm_read=heads * int((queried * inside).sum()) * t["q"].row_bytes)
-        book.distinct("q", "read", heads * int(inside[stop > begin].sum()) * t["q"].row_bytes)
-        keys += heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
+        working += heads * total(chunks)
+        queried = np.where(seen, chunks, 0)  # rows that see no key need no queries
+        units += heads * total(queried)
+        book.add("load_q", "q", hbm_read=heads * total(queried * inside) * t["q"].row_bytes)
+        book.distinct("q", "read", heads * total(np.where(seen, inside, 0)) * t["q"].row_bytes)
+        keys += heads * total(np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols)
         split = chunks > 1
-        finished += heads * int((~split).sum())
-        sinks += heads * int(distinct_heads(inside[~split], s.group, 8).sum())
-        merged_rows += heads * int(inside[split].sum())
-        parts += heads * int((chunks * inside)[split].sum())  # of all rows
+        finished += heads * total(~split)
+        sinks += heads * total(np.where(split, 0, distinct_heads(inside, s.group, 8)))
+        merged_rows += heads * total(np.where(split, inside, 0))
+        parts += heads * total(np.where(split, chunks * inside, 0))  # of all rows
 
     wide = round_up(p.head_dim, PANEL) * es
     in_boxes = p.page_size is None or config.page_box > 0
@@ -70,9 +70,8 @@ def count_hopper(book: Book, launch: str, problem: Problem, tile: Tile, config: 
         count_look_ups(book, "load_latent", s, config)
     if config.page_box or p.ragged:
         book.add("load_latent", "latent", sram_write=(tiles * tile.cols - keys) * wide)  # rows that are cleared
-    if seen:
-        begin, end = min(first for first, _ in seen) * tile.cols, max(stop for _, stop in seen) * tile.cols
-        book.distinct("latent", "read", heads * (min(end, p.len_kv) - begin) * t["latent"].row_bytes)
+    first_key, end_key = reached(s)
+    book.distinct("latent", "read", heads * (end_key - first_key) * t["latent"].row_bytes)
     book.add("load_q", "q", sram_write=units * rows * d * es)
     book.add("scores", "q", sram_read=tiles * rows * d * es)
     book.add("load_latent", "latent", sram_write=tiles * cols * d * es)

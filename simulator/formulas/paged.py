@@ -9,7 +9,8 @@ import numpy as np
 from simulator.config import Config, padded
 from simulator.counts import Book
 from simulator.dtypes import Array
-from simulator.formulas.flash_decoding import count_decoding
+from simulator.formulas.flash_decoding import count_decoding, reached
+from simulator.lanes import highest, least, lowest, most, total
 from simulator.problem import Problem, Tile
 from simulator.programs.drafts import first_tile
 from simulator.programs.flash_decoding import Splits
@@ -31,32 +32,30 @@ def count_drafts(book: Book, step: str, s: Splits, config: Config) -> None:
     for inside, begin, stop in s.spans():
         drafted = np.maximum(begin, first_tile(p, s.tile))
         runs = np.maximum(stop - 1, 0) // s.chunk // s.run - drafted // s.chunk // s.run + 1
-        row = (before + np.arange(len(inside))) * s.tile.rows
+        row = (before + np.arange(len(inside)).reshape(inside.shape)) * s.tile.rows
         query, last = row // s.group, (row + inside - 1) // s.group
         seen = (begin < stop) & (drafted < stop)
-        words += int((runs * (last - query + 1))[seen].sum())
-        if seen.any():
-            low, high = min(low, int(query[seen].min())), max(high, int(last[seen].max()) + 1)
+        words += total(np.where(seen, runs * (last - query + 1), 0))
+        low = least(low, lowest(np.where(seen, query, low)))
+        high = most(high, highest(np.where(seen, last + 1, 0)))
         before += len(inside)
     book.add(step, "draft_mask", hbm_read=4 * p.batch * p.kv_heads * config.warps * words)
-    book.distinct("draft_mask", "read", 4 * p.batch * max(0, high - low))
+    book.distinct("draft_mask", "read", 4 * p.batch * most(0, high - low))
 
 
 def count_look_ups(book: Book, step: str, s: Splits, config: Config) -> None:
     """What is read of the block table: an entry for each box, or for each page that a warp's keys of a tile touch."""
     p, size, cols = s.problem, s.problem.page_size or 1, s.tile.cols
-    heads, n, first, last = p.batch * p.kv_heads, p.len_kv, p.len_kv, 0
+    heads, n = p.batch * p.kv_heads, np.asarray(p.len_kv)
     for _, begin, stop in s.spans():
         ends = np.minimum(stop * cols, n)
         if config.page_box:
             looked = -(-ends // config.page_box) - begin * cols // config.page_box
         else:
             looked = entries(ends, size, cols, config.readers) - entries(begin * cols, size, cols, config.readers)
-        book.add(step, "block_table", hbm_read=4 * heads * int(looked.sum()))
-        if (seen := begin < stop).any():
-            first, last = min(first, int(begin[seen].min()) * cols), max(last, int(ends.max()))
-    if first < last:
-        book.distinct("block_table", "read", 4 * ((last - 1) // size - first // size + 1))
+        book.add(step, "block_table", hbm_read=4 * heads * total(looked))
+    first, last = reached(s)
+    book.distinct("block_table", "read", 4 * (first < last) * ((last - 1) // size - first // size + 1))
 
 
 def entries(keys: Array, size: int, cols: int, warps: int) -> Array:

@@ -7,7 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.dtypes import Array
+from simulator.lanes import Lanes, least, most, total
 from simulator.problem import Problem, Tile
+
+_FEW_ROWS = 64
+"""So many row tiles of sequences that go together are taken one by one."""
 
 
 def floor_sum(n: int, m: int, a: int, b: int) -> int:
@@ -17,18 +21,15 @@ def floor_sum(n: int, m: int, a: int, b: int) -> int:
     >>> floor_sum(5, 3, 2, 1) == sum((2 * i + 1) // 3 for i in range(5))
     True
     """
-    if n <= 0:
-        return 0
+    n = most(n, 0)
     total = n * (n - 1) // 2 * (a // m) + n * (b // m)
     a, b = a % m, b % m
     top = a * n + b
-    if top < m:
-        return total
-    return total + floor_sum(top // m, a, m, top % m)
+    return total + floor_sum(top // m, a, m, top % m) if np.any(top >= m) else total
 
 
 class Walk(NamedTuple):
-    """What the row tiles of one head visit together.
+    """What the row tiles of one head visit together. Its numbers may have lanes.
 
     `pairs` counts the (row tile, key tile) pairs, `keys` the keys that all pairs load, and `distinct_keys` the keys
     that are loaded at least once. `to_the_end` counts the row tiles that visit the last key tile.
@@ -53,41 +54,52 @@ def walk(problem: Problem, tile: Tile) -> Walk:
     a = -(rows * br) - n if p.left is None else p.offset - p.left
     b = rows * br + n if p.right is None else br + p.offset + p.right
     # full row tiles that see any key: i br + b > 0 and i br + a < n
-    first, stop = max(0, -b // br + 1), min(rows - 1, -((a - n) // br))
-    count = max(0, stop - first)
+    first = most(0, -b // br + 1)
+    stop = most(first, least(rows - 1, -((a - n) // br)))
 
     def progression(lo: int, hi: int, shift: int) -> int:
         """The sum of floor((i br + shift) / bc) for lo <= i < hi."""
-        return floor_sum(hi - lo, bc, br, lo * br + shift) if hi > lo else 0
+        return floor_sum(hi - lo, bc, br, lo * br + shift)
 
-    cut = min(max(first, -((b - n) // br)), max(first, stop))  # from here on, row tiles reach the last key tile
-    ends = progression(first, cut, b + bc - 1) + (max(first, stop) - cut) * tiles
-    begin = min(max(first, -(a // br)), max(first, stop))  # before this one, row tiles begin with key tile 0
-    starts = progression(begin, max(first, stop), a)
-    reach_last = min(max(first, ((tiles - 1) * bc - b) // br + 1), max(first, stop))
-    to_the_end = max(first, stop) - reach_last
-    pairs = ends - starts if count else 0
+    cut = least(most(first, -((b - n) // br)), stop)  # from here on, row tiles reach the last key tile
+    ends = progression(first, cut, b + bc - 1) + (stop - cut) * tiles
+    begin = least(most(first, -(a // br)), stop)  # before this one, row tiles begin with key tile 0
+    starts = progression(begin, stop, a)
+    to_the_end = stop - least(most(first, ((tiles - 1) * bc - b) // br + 1), stop)
 
-    tail = p.tiles_of_row(rows - 1, tile)
-    pairs += len(tail)
-    to_the_end += bool(tail) and tail.stop == tiles
-    low = p.tiles_of_row(first, tile).start if count else tail.start
-    high = tail.stop if tail else (p.tiles_of_row(stop - 1, tile).stop if count else 0)
-    distinct = min(high * bc, n) - low * bc if pairs else 0
+    any_full = stop > first
+    start, end = ends_of_row(p, rows - 1, tile)
+    pairs = ends - starts + end - start
+    to_the_end += (start < end) * (end == tiles)
+    low = any_full * ends_of_row(p, first, tile)[0] + (1 - any_full) * start
+    high = most(end, any_full * ends_of_row(p, stop - 1, tile)[1])
+    distinct = (pairs > 0) * (least(high * bc, n) - low * bc)
     return Walk(pairs, pairs * bc - to_the_end * (tiles * bc - n), distinct, to_the_end)
 
 
+def ends_of_row(problem: Problem, i: int, tile: Tile) -> tuple[int, int]:
+    """`Problem.tiles_of_row` as two numbers, which may have lanes: the first key tile, and the one behind the last."""
+    p, first = problem, i * tile.rows
+    start = 0 if p.left is None else most(0, first + p.offset - p.left)
+    last = least(first + tile.rows, p.len_q) - 1
+    stop = p.len_kv if p.right is None else least(p.len_kv, last + p.offset + p.right + 1)
+    seen = start < stop
+    return seen * (start // tile.cols), seen * -(-stop // tile.cols)
+
+
 def tiles_of_rows(problem: Problem, tile: Tile, i: Array) -> tuple[Array, Array]:
-    """The first key tile of each row tile i, and the one behind its last: `Problem.tiles_of_row` for an array.
+    """The first key tile of each row tile i, and the one behind its last: `Problem.tiles_of_row` for an array. If the keys have
+    lanes, these are the last axis.
 
     >>> p = Problem(batch=1, heads=1, len_q=4, head_dim=8, dtype="float16", causal=True)
     >>> tiles_of_rows(p, Tile(1, 2), np.arange(4))
     (array([0, 0, 0, 0]), array([1, 1, 2, 2]))
     """
-    p, first = problem, i * tile.rows
-    start = np.zeros_like(first) if p.left is None else np.maximum(0, first + p.offset - p.left)
+    p, n, offset = problem, np.asarray(problem.len_kv), np.asarray(problem.offset)
+    first = (i * tile.rows).reshape(*i.shape, *[1] * n.ndim)
+    start = np.zeros_like(first + n) if p.left is None else np.maximum(0, first + offset - p.left)
     last = np.minimum(first + tile.rows, p.len_q) - 1
-    stop = np.full_like(first, p.len_kv) if p.right is None else np.minimum(p.len_kv, last + p.offset + p.right + 1)
+    stop = np.zeros_like(first) + n if p.right is None else np.minimum(n, last + offset + p.right + 1)
     seen = start < stop
     return np.where(seen, start // tile.cols, 0), np.where(seen, -(-stop // tile.cols), 0)
 
@@ -99,7 +111,9 @@ class Weighted(NamedTuple):
     weights: Array
 
     def sum(self, numbers: Array) -> int:
-        """The sum over all row tiles, from the numbers of these."""
+        """The sum over all row tiles, from the numbers of these, or from those of each lane."""
+        if numbers.ndim > 1:
+            return total(self.weights[:, None] * numbers)
         return int(np.dot(self.weights.astype(object), numbers.astype(object))) if len(self.rows) else 0
 
 
@@ -117,6 +131,8 @@ def weighted_rows(problem: Problem, tile: Tile, period: int) -> Weighted:
     (True, True)
     """
     p, br, rows, edge = problem, tile.rows, problem.row_tiles(tile), 2 + (tile.cols + 8) // tile.rows
+    if isinstance(p.len_kv, Lanes) and rows <= _FEW_ROWS:
+        return Weighted(np.arange(rows, dtype=np.int64), np.ones(rows, np.int64))
     cuts = {0, rows - 1, rows}
     if p.left is not None:  # the window's begin passes the first key and the last one
         cuts |= {-(-(p.left - p.offset) // br), -(-(p.left - p.offset + p.len_kv) // br)}

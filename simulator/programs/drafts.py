@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.block import Block
+from simulator.lanes import most
 from simulator.machine import Machine
 from simulator.operations.paged import shown_drafts
 from simulator.problem import Problem, Tile
@@ -13,7 +14,7 @@ from simulator.registers import Registers
 
 def first_tile(problem: Problem, tile: Tile) -> int:
     """The first key tile that has a draft. All behind it have."""
-    return max(problem.offset, 0) // tile.cols
+    return most(problem.offset, 0) // tile.cols
 
 
 class Drafts:

@@ -66,7 +66,7 @@ def order(problem: Problem, device: Device, blocks: int) -> int:
         return 0
     if p.right is not None:
         return 4 if blocks <= ROUNDS * device.sms else 0
-    return int(len(p.different) > 1)
+    return int(not p.alike)
 
 
 class Turns(flash2.Turns):

@@ -18,6 +18,7 @@ import numpy as np
 from simulator.block import Block
 from simulator.dtypes import Array
 from simulator.errors import UsageError
+from simulator.lanes import least, most
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
@@ -38,7 +39,8 @@ MOST_KEYS = 1 << 62
 FRAGMENT = 8
 """The rows of a fragment: queries are the columns of a product of the tensor cores (mma.sync m16n8k16), and keys its rows."""
 AT_A_TIME = 4096
-"""Row tiles that are looked at together."""
+"""Row tiles that are looked at together, if so many numbers of lanes don't make it fewer."""
+NUMBERS_AT_A_TIME = 1 << 18
 
 
 class Node(NamedTuple):
@@ -86,14 +88,18 @@ class Splits:
         return range(keys.start // self.tile.cols, -(-keys.stop // self.tile.cols)) if keys else range(0)
 
     def spans(self) -> Iterator[tuple[Array, Array, Array]]:
-        """For many row tiles at a time, arrays of their rows inside, of their first key tiles, and of the ones after the last."""
+        """For many row tiles at a time, arrays of their rows inside, of their first key tiles, and of the ones after the last.
+        If the keys have lanes, these are the second axis."""
         p, rows, cols = self.problem, self.tile.rows, self.tile.cols
-        for begin in range(0, self.row_tiles, AT_A_TIME):
-            first = np.arange(begin, min(begin + AT_A_TIME, self.row_tiles), dtype=np.int64) * rows
+        offset, n = np.asarray(p.offset), np.asarray(p.len_kv)
+        at_a_time = min(AT_A_TIME, max(1, NUMBERS_AT_A_TIME // n.size))
+        for begin in range(0, self.row_tiles, at_a_time):
+            first = np.arange(begin, min(begin + at_a_time, self.row_tiles), dtype=np.int64) * rows
+            first = first.reshape(-1, *[1] * n.ndim)
             inside = np.minimum(rows, self.rows - first)
-            aligned, last = first // self.group + p.offset, (first + inside - 1) // self.group + p.offset
+            aligned, last = first // self.group + offset, (first + inside - 1) // self.group + offset
             start = np.zeros_like(aligned) if p.left is None else np.maximum(0, aligned - p.left)
-            behind = p.len_kv - 1 - last  # keys behind the last one of the diagonal
+            behind = n - 1 - last  # keys behind the last one of the diagonal
             stop = last + 1 + (behind if p.right is None else np.minimum(p.right, behind))
             seen = start < stop
             yield inside, np.where(seen, start // cols, 0), np.where(seen, -(-stop // cols), 0)
@@ -131,17 +137,17 @@ class Splits:
         A stretch of n keys touches (n + c - 2) // c + 1 chunks of c keys at most.
         """
         p, c = self.problem, self.chunk * self.tile.cols
-        chunks = max(1, -(-p.len_kv // c))
+        chunks = most(1, -(-p.len_kv // c))
         if p.left is None or p.right is None:
             return chunks
         queries = min(p.len_q, (self.tile.rows - 2) // self.group + 2)
-        return min(chunks, (p.left + p.right + queries + c - 2) // c + 1)
+        return least(chunks, (p.left + p.right + queries + c - 2) // c + 1)
 
     @property
     def runs(self) -> int:
         """The most runs of chunks that a row tile may see."""
-        chunks = max(1, -(-self.problem.len_kv // (self.chunk * self.tile.cols)))
-        return min((self.most - 2 + self.run) // self.run + 1, -(-chunks // self.run))
+        chunks = most(1, -(-self.problem.len_kv // (self.chunk * self.tile.cols)))
+        return least((self.most - 2 + self.run) // self.run + 1, -(-chunks // self.run))
 
     @cached_property
     def room(self) -> list[int]:

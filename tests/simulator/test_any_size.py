@@ -18,6 +18,7 @@ from simulator.catalogue import CATALOGUE
 from simulator.formulas.walk import tiles_of_rows, weighted_rows
 from simulator.operations.softmax import SOFTMAX
 from simulator.problem import Problem, Tile
+from tests.simulator.test_lanes import RAGGED, drawn
 
 MASKS: list[dict[str, Any]] = [
     {},
@@ -115,6 +116,15 @@ def test_the_work_of_a_count_follows_the_different_lengths_and_not_the_sequences
         return work(lambda: fl.count("flash2", problem))[0]
 
     assert calls(10_000) < 1.2 * calls(1000)
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_the_work_of_a_count_doesnt_follow_different_sequences_either(name: str):
+    def calls(sequences: int) -> int:
+        problem = drawn(name, 0, sequences, 10 * sequences)
+        return work(lambda: fl.count(name, problem, device="h200"))[0]
+
+    assert calls(10_000) < 1.5 * calls(1000) < MOST_CALLS
 
 
 @given(

@@ -7,7 +7,7 @@
 #include "../cooperative_groups.h"
 
 extern "C" {
-// The place of key `index` among `n` in SRAM, sorted by the bits begin .. end, equal ones in order.
+// The place of key `index` among `n` keys in SRAM, sorted by the bits begin .. end. Equal keys keep their order.
 unsigned emu_rank(const unsigned long long* keys, unsigned n, unsigned index, int begin, int end, int descending);
 }
 
@@ -36,7 +36,7 @@ namespace emu {
 
 namespace groups = cooperative_groups::emu;
 
-// Room for values in SRAM that a union may hold, too.
+// Room for values in SRAM. A union may hold it.
 template <class T, int N>
 struct Room {
   alignas(T) unsigned char bytes[N * sizeof(T)];
@@ -44,7 +44,7 @@ struct Room {
 };
 struct Nothing {};
 
-// Where a thread's element i lies among those of its block, of which each thread has N.
+// Where a thread's element i lies among the elements of its block. Each thread has N.
 template <int N, int THREADS, bool STRIPED>
 __forceinline__ int place(int i) {
   const int rank = static_cast<int>(groups::rank_in_block());
@@ -57,7 +57,7 @@ __forceinline__ unsigned mask() {
   const unsigned lane = groups::rank_in_block() % 32;
   return (N == 32 ? 0xffffffffu : ((1u << N % 32) - 1) << lane / N * N) & groups::warp_mask();
 }
-// The value of the lane `by` further up or down, of as many as there are; the lane's own past the end.
+// The value of the lane `by` further up or down. Past the end it is the lane's own.
 template <int N, class T>
 __forceinline__ T moved(const T& x, int by) {
   const int lane = static_cast<int>(groups::rank_in_block() % 32), first = lane / N * N, source = lane + by;
@@ -198,7 +198,7 @@ class BlockScan {
     T total;
     InclusiveScan(x, y, operation, total);
   }
-  // The sums before each thread's; of thread 0 there is none.
+  // The sum of all threads before this one. Thread 0 has none.
   template <class Operation>
   __forceinline__ void ExclusiveScan(T x, T& y, Operation operation, T& total) {
     const int rank = static_cast<int>(cooperative_groups::emu::rank_in_block());

@@ -1,0 +1,122 @@
+"""Formulas that are evaluated for many sequences at once say what they say of each one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+import simulator.problem
+from simulator.catalogue import CATALOGUE
+from simulator.counts import Counts
+from simulator.lanes import (
+    Diverged,
+    OneByOne,
+    highest,
+    lanes_of,
+    largest,
+    least,
+    lowest,
+    most,
+    summed_over,
+    total,
+    ways,
+)
+from simulator.problem import Problem
+
+RAGGED = [
+    name
+    for name, row in CATALOGUE.items()
+    if row.operation.in_pages or ("lengths" in row.support.masks and not row.operation.shares_prefix)
+]
+LATENT = {"heads": 16, "kv_heads": 1, "head_dim": 576, "head_dim_v": 512, "scale": 0.1}
+
+
+def drawn(name: str, seed: int, sequences: int = 40, longest: int = 3000, **features: Any) -> Problem:
+    """A batch of different sequences. All have as many queries where the algorithm wants that."""
+    rng, row = random.Random(seed), CATALOGUE[name]
+    alike = row.support.same_queries or row.operation.in_pages
+    n = rng.choice([1, 7, 40]) if alike else None
+    lengths = [
+        (rng.choice([0, rng.randrange(longest)]) if n is None else n, rng.randrange(longest)) for _ in range(sequences)
+    ]
+    shape = LATENT if name.startswith("mla") else {"heads": 4, "kv_heads": 2, "head_dim": rng.choice([64, 128])}
+    pages = {"batch": sequences, "page_size": rng.choice([16, 24, 64])} if row.operation.in_pages else {"batch": 1}
+    mask = rng.choice([{}, {"causal": True}, {"window": (500, 3)}, {"window": (None, 9)}])
+    return Problem(**shape, **pages, **mask, **features, dtype="float16", lengths=lengths)
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch, name: str, problem: Problem) -> Counts:
+    with monkeypatch.context() as patch:
+        patch.setattr(simulator.problem, "_FEW", 10**9)
+        return fl.count(name, problem, device="h200")
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_sequences_that_are_counted_together_are_counted_as_each_alone(name: str, monkeypatch: pytest.MonkeyPatch):
+    for seed in range(4):
+        problem = drawn(name, seed)
+        together = fl.count(name, problem, device="h200")
+        assert together == one_by_one(monkeypatch, name, problem)
+        assert together.dram == one_by_one(monkeypatch, name, problem).dram
+
+
+@pytest.mark.parametrize("name", ["flash2", "flash3", "flash3_backward", "flash_decoding", "paged", "mla_hopper"])
+def test_no_sum_leaves_64_bits(name: str, monkeypatch: pytest.MonkeyPatch):
+    """FLOPs of 10⁹ queries and keys are more than 2⁶³, and so may be the sum of many that are fewer."""
+    few = CATALOGUE[name].support.same_queries or CATALOGUE[name].operation.in_pages
+    for longest in (10**9, 10**5):
+        lengths = [(1 if few else longest - i, longest - i) for i in range(20)]
+        base = drawn(name, 0, sequences=20).replace(causal=False, window=None)
+        problem = base.replace(lengths=lengths, **({"batch": 20, "len_q": None} if base.page_size else {}))
+        counted = fl.count(name, problem, device="h200")
+        assert counted == one_by_one(monkeypatch, name, problem)
+        assert few or longest < 10**9 or counted.flops.matmul > 2**63
+
+
+def test_a_mask_of_bits_is_counted_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    problem = Problem(batch=1, heads=2, lengths=range(1, 40), head_dim=64, dtype="float16", mask="bits")
+    assert fl.count("flash2", problem, device="h200") == one_by_one(monkeypatch, "flash2", problem)
+
+
+def test_lanes_part_where_they_disagree_and_nowhere_else():
+    asked = list[int]()
+
+    def formula(lanes: np.ndarray[Any, Any]) -> int:
+        asked.append(len(lanes))
+        n = lanes_of(lanes)
+        if n > 5:
+            return n * 2
+        return 100 if n == 0 else n
+
+    found = {
+        int(n): x
+        for lanes, answer in ways(np.arange(9), formula)
+        for n, x in zip(lanes, np.broadcast_to(answer, len(lanes)), strict=True)
+    }
+    assert found == {0: 100, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 12, 7: 14, 8: 16}
+    assert asked[0] == 9 and sum(n == 1 for n in asked) == 1
+
+
+def test_what_wants_a_plain_number_gets_one_lane_at_a_time():
+    def formula(lanes: np.ndarray[Any, Any]) -> int:
+        return sum(range(lanes_of(lanes))) if len(lanes) > 1 else sum(range(int(lanes[0])))
+
+    assert [answer for _, answer in ways(np.array([3, 5]), formula)] == [3, 10]
+    for plain in (int, float, hash, range):
+        with pytest.raises(OneByOne):
+            plain(lanes_of([1, 2]))
+
+
+def test_numbers_of_lanes():
+    n, rows = lanes_of([3, 5]), np.array([[1, 2], [7, 0]])
+    with pytest.raises(Diverged):
+        max(n, 4)
+    assert (least(n, 4).tolist(), most(4, n).tolist(), least(2, 3), most(2, 3)) == ([3, 4], [4, 5], 2, 3)
+    assert (largest(n), largest(7), summed_over(n > 3, np.array([1, 9]))) == (5, 7, 9)
+    assert summed_over(lanes_of([2**61, 1]), np.array([8, 1])) == 2**64 + 1
+    assert [x(rows).tolist() for x in (total, lowest, highest)] == [[8, 2], [1, 0], [7, 2]]
+    assert [x(rows[:, 0]) for x in (total, lowest, highest)] == [8, 1, 7]
