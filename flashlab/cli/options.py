@@ -146,11 +146,11 @@ class ProblemOptions:
         posed = Problem(**{**DEFAULTS, **only, **fields, **self.given})
         if row is None:
             return posed
-        fitted = row.fitted(posed)
+        fitted = row.operation.fitted(posed)
         for name in self.given:
             if (value := getattr(fitted, name)) != getattr(posed, name):
                 raise UsageError(spelling(name), self.given[name], f"{value} for {algorithm}, or nothing")
-        return fitted
+        return fitted if {"len_q", "lengths"} & self.given.keys() else row.fitted(posed)
 
 
 def of_one_operation(algorithms: Sequence[str]) -> str | None:

@@ -38,6 +38,9 @@ class Ours(Subject):
     device: Device
     tile: Tile | None
 
+    def fit(self, problem: Problem) -> Problem:
+        return self.row.support.fitted(problem)
+
     def refuses(self, problem: Problem) -> str | None:
         if self.backend == "simulator":
             return self.row.refuses(problem)

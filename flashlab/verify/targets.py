@@ -9,6 +9,7 @@ from typing import Any, cast
 import simulator
 from flashlab.verify.adapter import Adapter, CallableTarget, Refused, Target, TileShape, imported, named
 from flashlab.verify.cases import EVERY_SCORE
+from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, KernelTarget
 from flashlab.verify.memory import frame_named
 from flashlab.verify.outsiders import OUTSIDERS, outsider
@@ -53,6 +54,7 @@ class SimulatorTarget(Target):
         self.name, self.frame = self.row.name, frame_named("numpy")
         if self.row.support.eight_bit:
             self.dtypes = self.row.dtypes
+        self.domain = _domain(self.row)
         own = self.row is not CATALOGUE.get(self.name)  # nobody said what a program of one's own knows
         self.ignored = {feature for feature in UNCOMMON if own and not self._minds(feature)}
         self.ignored |= {"kv_dtype"} if own else set()  # to multiply with no scale is no sign that it knows them
@@ -123,6 +125,7 @@ class AttentionTarget(Target):
         self.tiles = self.row.support.tiles
         if self.row.support.eight_bit:
             self.dtypes = self.row.dtypes
+        self.domain = _domain(self.row)
 
     def check_options(self) -> None:
         if self.backend == "emulator":
@@ -212,6 +215,12 @@ def _adapted(adapter: Adapter) -> Target:
 def _scores(row: simulator.Algorithm) -> tuple[str, ...]:
     """What may change the scores in an algorithm of ours."""
     return tuple(name for name in SCORES if name in row.support.masks)
+
+
+def _domain(row: simulator.Algorithm) -> Domain:
+    """The problems that an algorithm of ours is for: any, which it may refuse, or where it takes so many queries only, those."""
+    most = row.support.queries
+    return Domain() if most is None else Domain(dtype=row.dtypes, len_q=range(most + 1), masks=row.support.masks)
 
 
 def _given(**options: Any) -> dict[str, Any]:

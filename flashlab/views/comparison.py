@@ -127,8 +127,10 @@ class Comparison:
         return figures
 
     def at_lengths(self, lengths: Sequence[int]) -> list[Counts]:
-        """Counts of the same heads at other lengths, by formula. Programs of your own have none and are left out."""
+        """Counts of the same heads at other lengths, by formula. Programs of your own have none and are left out, and so are
+        algorithms at lengths that they don't take."""
         from simulator import count
+        from simulator.catalogue import get
 
         problems = [self.problem.replace(lengths=None, len_q=n, len_kv=None) for n in lengths]
         return [
@@ -136,6 +138,7 @@ class Comparison:
             for row in self.rows
             if isinstance(row.target, str)
             for problem in problems
+            if get(row.target).refusal(problem) is None
         ]
 
     def __str__(self) -> str:

@@ -45,7 +45,9 @@ _INK, _FAINT = "#222222", "#D9D9D9"
 
 # Colours by an algorithm's place in the catalogue, among those of its operation. Algorithms that follow each other have
 # shades of one colour.
-_BY_PLACE = (_RED, _ORANGE, _SKY, _BLUE, "#B7E1D4", "#7FC9B0", "#40B08E", _GREEN, _PURPLE, "#003F63", _YELLOW)
+_BY_PLACE = (
+    _RED, _ORANGE, _SKY, _BLUE, "#B7E1D4", "#7FC9B0", "#40B08E", _GREEN, _PURPLE, "#003F63", "#FAF6C6", "#F5ED84", _YELLOW,
+)  # fmt: skip
 _OTHERS = (_BLACK, _GREY, "#B8A900", "#8B5A2B", "#5B5EA6")
 _MARKERS = "osD^vPX*"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 
 from simulator.block import Block
@@ -24,7 +25,7 @@ def flash_decoding_1(
     """
     outputs, q = outputs_of(m), m.packed(q)
     rows = [m.packed(x) for x in outputs]
-    for block in m.launch("flash_decoding_1", rows=row_tiles(problem, tile), warps=1, of=q, walk=lambda _: tiles(m)):
+    for block in m.launch("flash_decoding_1", rows=row_tiles(problem, tile), warps=1, of=q, walk=partial(all_tiles, m)):
         acc, m_i, l_i = attend(m, block, q, k, v)
         finish(block, rows, acc, m_i, l_i, tile.rows)
     return outputs
@@ -35,8 +36,9 @@ def row_tiles(problem: Problem, tile: Tile) -> int:
     return -(-problem.len_q * problem.queries_per_kv // tile.rows)
 
 
-def tiles(m: Machine) -> range:
-    """All key tiles. One query sees all keys, with a causal mask or without."""
+def all_tiles(m: Machine, i: int) -> range:
+    """All key tiles, for each row tile: one query sees all keys, with a causal mask or without."""
+    del i
     return range(m.problem.key_tiles(m.tile))
 
 

@@ -47,6 +47,9 @@ def flash_decoding_2(
     def tiles(_: int, chunk: int) -> range:
         return range(chunk * size, min((chunk + 1) * size, problem.key_tiles(tile)))
 
+    def all_chunks(_: int) -> range:
+        return range(n)
+
     rows = row_tiles(problem, tile)
     for block in m.launch("flash_decoding_2", rows=rows, cols=n, warps=1, of=packed, walk=tiles):
         found = attend(m, block, packed, k, v)
@@ -54,7 +57,7 @@ def flash_decoding_2(
         for part, x in zip(parts, found, strict=True):
             block.store(m.packed(part).at(parts=block.j), x, block.i, tile.rows)
 
-    for block in m.launch("flash_decoding_2_merge", rows=problem.len_q, warps=1, walk=lambda _: range(n)):
+    for block in m.launch("flash_decoding_2_merge", rows=problem.len_q, warps=1, walk=all_chunks):
         m_i, l_i = block.full(1, 1, -inf), block.full(1, 1, 0.0)
         acc = block.full(1, v.cols, 0.0)
         for chunk in block.walk:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.machine import Machine
 from simulator.operations.paged import PAGED
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs.flash_decoding_1 import attend, finish, outputs_of, row_tiles, tiles
+from simulator.programs.flash_decoding_1 import all_tiles, attend, finish, outputs_of, row_tiles
 from simulator.tensors import HbmTensor
 
 
@@ -23,7 +25,7 @@ def paged_1(
     """
     outputs, q, k, v = outputs_of(m), m.packed(q), m.paged(k, block_table), m.paged(v, block_table)
     rows = [m.packed(x) for x in outputs]
-    for block in m.launch("paged_1", rows=row_tiles(problem, tile), warps=1, of=q, walk=lambda _: tiles(m)):
+    for block in m.launch("paged_1", rows=row_tiles(problem, tile), warps=1, of=q, walk=partial(all_tiles, m)):
         acc, m_i, l_i = attend(m, block, q, k, v)
         finish(block, rows, acc, m_i, l_i, tile.rows)
     return outputs

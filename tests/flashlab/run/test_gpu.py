@@ -24,11 +24,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # the fra
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other libraries need memory as well
 
 Array = np.ndarray[Any, Any]
-ALGORITHMS = list(fl.catalogue.of())
+ALGORITHMS = [name for name, row in fl.catalogue.of().items() if row.support.queries is None]
+"""Those that take one query have tests of their own (test_decoding_rungs_gpu.py)."""
 HOPPER = {name for name, row in fl.catalogue.of().items() if row.arch}
 FP8 = "float8_e4m3fn"
 EIGHT_BIT = {name for name, row in fl.catalogue.of().items() if FP8 in row.dtypes}
-IN_THEIR_DTYPES = [(name, dtype) for name, row in fl.catalogue.of().items() for dtype in row.dtypes]
+IN_THEIR_DTYPES = [(name, dtype) for name in ALGORITHMS for dtype in fl.CATALOGUE[name].dtypes]
 DTYPES = ["float32", "float16", "bfloat16"]
 GUARD = 4096
 

@@ -22,7 +22,11 @@ from tests.flashlab.run.gpu import cannot_run
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 P = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=200, head_dim=64, dtype="float16", causal=True)
-ALGORITHMS = [name for name in fl.catalogue.with_kernels(ATTENTION) if P.dtype in fl.CATALOGUE[name].dtypes]
+ALGORITHMS = [
+    name
+    for name in fl.catalogue.with_kernels(ATTENTION)
+    if P.dtype in fl.CATALOGUE[name].dtypes and fl.CATALOGUE[name].support.queries is None
+]
 
 
 def here(algorithm: str) -> None:

@@ -125,7 +125,13 @@ def test_the_memory_of_the_device_is_marked_and_exceeded() -> None:
 
 def test_colours_differ_for_everyone() -> None:
     """Lightness alone, or the colours as the colour-blind see them, tell the algorithms apart."""
-    rungs = {"flash3_1", "flash3_2", "flash3_3"}  # shades of flash3's colour
+    rungs = {
+        "flash3_1",
+        "flash3_2",
+        "flash3_3",
+        "flash_decoding_1",
+        "flash_decoding_2",
+    }  # shades of the colour at the top
     names = [name for name in fl.catalogue.of() if name not in rungs]
     rgb = {name: np.array(matplotlib.colors.to_rgb(plots._colour(name))) for name in names}  # pyright: ignore[reportPrivateUsage]
     deutan = np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]])
