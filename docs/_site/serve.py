@@ -1,4 +1,4 @@
-"""Writes the measured part of docs/pages.md from the newest result: `python -m docs._site.serving`."""
+"""Writes the measured part of docs/pages.md from the newest result: `python -m docs._site.serve`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from docs._site.decoding import ROOT
 from docs._site.timed import link
 from flashlab.base.files import replace_file
 from flashlab.measure import results
-from studies.serving import Serving, table
+from studies.serve import Serving, table
 
 PAGE = ROOT / "docs" / "pages.md"
 PARTS = ("days", "shares", "sharing", "driven")
@@ -24,4 +24,4 @@ def blocks() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "serving", blocks()))
+    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "serve", blocks()))

@@ -1,4 +1,4 @@
-"""What pages are worth to a server, by replay: `python -m studies serving [--traces FOLDER] [--out docs/results]`.
+"""What pages are worth to a server, by replay: `python -m studies serve [--traces FOLDER] [--out docs/results]`.
 
 Days of traces, counted, whose step reads the weights of 8 billion parameters, too. What requests hold of a cache, by the way in
 which it is handed out. What sharing saves where several answers grow from one prompt, and how many more tokens a pool then gives
@@ -158,7 +158,7 @@ def passed(data: Any, algorithm: str) -> bool:
 SERVE = Kind(
     "serve", "Serving: pages by replay",
     "days of traces by policy and page size, what sharing saves, and the block manager's driver",
-    "python -m studies serving", Serving, headline, table, passed=passed,
+    "python -m studies serve", Serving, headline, table, passed=passed,
 )  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def driven(steps: int) -> Iterator[DrivenRow]:
 
 
 def main(words: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m studies serving", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies serve", description=__doc__)
     parser.add_argument("--traces", type=Path, help="the folder with Mooncake's and Azure's files")
     parser.add_argument("--steps", type=int, default=10**6, help="of the driver")
     parser.add_argument("--out", help="save the result in this folder")
