@@ -82,7 +82,7 @@ class Tiny:
 def write_rows(pool: Any, rows: Any, slots: Any) -> None:
     """Write rows (tokens, kv_heads, head_dim) into a pool (pages, kv_heads, page_size, head_dim), in place, each into its slot."""
     size = pool.shape[2]
-    pool[slots // size, :, slots % size] = rows
+    pool.swapaxes(1, 2)[slots // size, slots % size] = rows
 
 
 class Engine:
