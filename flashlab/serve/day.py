@@ -222,6 +222,8 @@ def serve(
             number[request] = coming
             coming += 1
         step = scheduler.schedule()
+        if not step:  # the only one that ran had to give its blocks back
+            continue
         pairs = [(n, manager.num_computed_tokens(request) + n) for request, n in step.items()]
         cost, answers = costs.step(pairs), scheduler.answers()
         if engine is not None:

@@ -70,8 +70,15 @@ class Tiny:
         """The next token by naive attention in float64, without pages."""
         x, m = self.begin(tokens, 0), self.model
         n = len(tokens)
-        sizes: Any = {"batch": 1, "heads": m.heads, "kv_heads": m.kv_heads, "len_q": n, "head_dim": m.head_dim}
-        problem = Problem(**sizes, dtype=m.dtype, causal=True)
+        sizes: Any = {
+            "batch": 1,
+            "heads": m.heads,
+            "kv_heads": m.kv_heads,
+            "len_q": n,
+            "head_dim": m.head_dim,
+            "dtype": m.dtype,
+        }
+        problem = Problem(**sizes, causal=True)
         for layer in range(m.layers):
             q, k, v = (part.swapaxes(0, 1)[None] for part in self.qkv(layer, x))
             out = ATTENTION.judge(problem, {"q": q, "k": k, "v": v})["out"]
@@ -82,7 +89,7 @@ class Tiny:
 def write_rows(pool: Any, rows: Any, slots: Any) -> None:
     """Write rows (tokens, kv_heads, head_dim) into a pool (pages, kv_heads, page_size, head_dim), in place, each into its slot."""
     size = pool.shape[2]
-    pool[slots // size, :, slots % size] = rows
+    pool.swapaxes(1, 2)[slots // size, slots % size] = rows
 
 
 class Engine:
@@ -118,7 +125,7 @@ class Engine:
             write_rows(v_pool, self._np.asarray(v), slots)
             attended = np.empty_like(q)
             for n, group in groups.items():
-                rows = np.array([np.arange(ends[i] - n, ends[i]) for i in group])
+                rows = ends[group][:, None] + np.arange(-n, 0)
                 lens = np.array([first[requests[i]] + n for i in group], np.int32)
                 table = m.block_table([requests[i] for i in group])
                 out = self._attend(q[rows].swapaxes(1, 2), k_pool, v_pool, table, lens)
@@ -129,7 +136,7 @@ class Engine:
     def _attend(self, q: Array, k: Any, v: Any, table: Array, lens: Array) -> Array:
         """Attention of a launch: q and the output are (requests, heads, new tokens, head_dim)."""
         algorithm = "paged" if q.shape[2] == 1 else "flash3_paged"
-        named = {"block_table": table, "seq_lens": lens}
+        named: dict[str, Any] = {"block_table": table, "seq_lens": lens}
         if self.backend == "simulator":
             return simulate(algorithm, q, k, v, causal=True, **named).out
         from flashlab.run.call import attention

@@ -13,10 +13,11 @@ import csv
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from flashlab.serve.requests import Request
 from simulator.errors import Said, UsageError, unknown
@@ -138,23 +139,24 @@ def _mooncake(name: str, lines: list[str]) -> Iterator[Arrival]:
         if not line.strip():
             continue
         where = f"{name}:{n}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
+        got: Any = None
+        with suppress(ValueError, RecursionError):
+            got = json.loads(line)
+        if not isinstance(got, dict):
             raise _wrong(where, line[:80], 'a JSON object with "timestamp", "input_length", "output_length"')
-        got: dict[str, Any] = row
-        stamp, ids = got.get("timestamp"), got.get("hash_ids", [])
+        row = cast("dict[str, Any]", got)
+        stamp: Any = row.get("timestamp")
+        ids: Any = row.get("hash_ids", [])
         if isinstance(stamp, bool) or not isinstance(stamp, int | float) or not abs(stamp) < 1e15:
             raise _wrong(f"{where}, timestamp", stamp, "milliseconds, a number")
-        prompt = _length(where, "input_length", got.get("input_length"), 1)
-        answer = _length(where, "output_length", got.get("output_length"), 1)
-        known = isinstance(ids, list) and all(type(x) is int and 0 <= x < 2**40 for x in ids)  # pyright: ignore
-        if not known or (ids and len(ids) != -(-prompt // HASHED)):
+        prompt = _length(where, "input_length", row.get("input_length"), 1)
+        answer = _length(where, "output_length", row.get("output_length"), 1)
+        shared = cast("list[Any]", ids) if isinstance(ids, list) else [None]
+        known = all(type(x) is int and 0 <= x < 2**40 for x in shared)
+        if not known or (shared and len(shared) != -(-prompt // HASHED)):
             room = f"{-(-prompt // HASHED)} integers of at least 0, one for each {HASHED} tokens, or none"
             raise _wrong(f"{where}, hash_ids", ids, room)
-        yield Arrival(stamp / 1000, prompt, answer, tuple(ids))
+        yield Arrival(stamp / 1000, prompt, answer, tuple(shared))
 
 
 def _azure(name: str, lines: list[str]) -> Iterator[Arrival]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from random import Random
 from typing import Any
 
@@ -191,6 +193,26 @@ def test_a_pool_that_is_too_small_is_told_so() -> None:
         a_day([Arrival(0.0, 36, 5)], pages=3)
     with pytest.raises(fl.UsageError, match="page_size = 8: expected 16"):
         serve([Arrival(0.0, 3, 1)], Scheduler(KVCacheManager(4, 16)), Costs(ONE, 8))
+
+
+def test_a_counted_day_needs_nothing_that_a_browser_lacks() -> None:
+    """What it loads beyond flashlab itself starts no process or thread, and loads no C library."""
+    code = """
+import sys
+import flashlab
+before = set(sys.modules)
+from flashlab.serve import blocks, costs, day, scheduler, traces
+manager = blocks.KVCacheManager(64, 16)
+arrivals = traces.read("lognormal:alpaca", requests=2)
+day.serve(arrivals, scheduler.Scheduler(manager), costs.Costs(costs.Model(), 16))
+print(*sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    loaded = set(done.stdout.split())
+    assert "flashlab.serve.day" in loaded
+    slow = {"subprocess", "ctypes", "threading", "multiprocessing", "matplotlib", "typer", "hypothesis", "cupy"}
+    assert not loaded & slow
+    assert not {name for name in loaded if name.startswith(("flashlab.run", "flashlab.emulator", "flashlab.measure"))}
 
 
 # -- the reference's distributions
