@@ -440,7 +440,7 @@ def test_words_narrow_the_list_of_files(opened: Any):
     every = rows.count()
     page.get_by_label("Show files with").fill("H100  Append")
     assert page.locator("#files tbody tr:visible").count() == 1 < every
-    assert page.locator(".files [role=status]").inner_text() == "1 files"
+    assert page.locator(".files [role=status]").inner_text() == "1 file"
     page.get_by_label("Show files with").fill("no such word")
     assert page.locator("#files tbody tr:visible").count() == 0
 

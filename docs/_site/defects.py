@@ -145,8 +145,8 @@ DEFECTS = (
     Defect(
         LEET, "kernels/reduce/block_all_reduce.cu", "block_all_reduce_sum_i8x16_pack_i32_kernel<16>",
         "A shuffle of 32 lanes in a block of 16 threads", (691, 742),
-        "Rows of 256 elements are summed by 16 threads, 16 elements each. The shuffles' mask names 32 lanes, of which 16 don't"
-        " exist. PTX leaves the result undefined.",
+        "Rows of 256 elements are summed by 16 threads, 16 elements each. The shuffles' mask names 32 lanes, and 16 of them"
+        " don't exist. PTX leaves the result undefined.",
         "A mask of the lanes that are there, or no instance below 32 threads.",
         ("a=int8[512]", "y=int32[1]:zeros", "N=512"), (2,), (16,),
     ),
@@ -177,7 +177,7 @@ NUMBERS = (
         " float16, and infinity over infinity is NaN. GELU of 5 is 5. `MAX_EXP_F16` is there to prevent it, but it clamps x,"
         " and not the exponent 2u. A GPU comes to the same: `hexp` rounds to float16, and the quotient of two infinities is NaN."
         " All four float16 kernels of the file call this function, those with half2 once for each part. Their own test draws"
-        " from a normal distribution, of which one value in 36,000 is over 4.03, and compares nothing.",
+        " from a normal distribution, where one value in 36,000 is over 4.03, and compares nothing.",
         "Clamp `inner * HALF_2` at `MAX_EXP_F16`; or compute tanh in float32, as the float32 kernels do.",
         ("x=float16[32]:full(5)", "y=float16[32]:out", "N=32"), (1,), (32,),
     ),

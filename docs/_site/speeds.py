@@ -1,6 +1,6 @@
 """How fast the kernels are beside the best kernel of others, cell by cell, from the newest runs that timed both.
 
-In each cell only the fastest peer counts. A ratio is the peer's time over the kernel's: above 1, the kernel is the faster one.
+In each cell only the fastest peer counts. A ratio is the peer's time over the kernel's: above 1, the kernel is faster.
 """
 
 from __future__ import annotations

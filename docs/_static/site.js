@@ -26,13 +26,15 @@ document.addEventListener("DOMContentLoaded", () => {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     rows.forEach((row, n) => (shown += !(row.hidden = !words.every((word) => texts[n].includes(word)))));
-    status.textContent = `${shown} files`;
+    status.textContent = `${shown} ${shown === 1 ? "file" : "files"}`;
   };
   filter.addEventListener("input", show);
   show(); // a browser may keep what was typed
 });
-// The theme's two bars at the sides are landmarks, and each needs a name of its own.
+// The theme's two bars at the sides are landmarks, and each needs a name of its own. Its page of search results has no title.
 document.addEventListener("DOMContentLoaded", () => {
+  const results = document.getElementById("search-results");
+  if (results && !document.querySelector("article h1")) results.insertAdjacentHTML("beforebegin", "<h1>Search</h1>");
   for (const [bar, name] of [["sidebar-drawer", "All pages"], ["toc-drawer", "On this page"]]) {
     const found = document.querySelector(`aside.${bar}`);
     if (found) found.ariaLabel = name;
