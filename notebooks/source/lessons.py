@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs._site import release  # noqa: E402
 from flashlab.base.files import replace_file  # noqa: E402
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES  # noqa: E402
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES  # noqa: E402
 from flashlab.lessons.exercise import Exercise  # noqa: E402
 from flashlab.lessons.kernel_exercise import KernelExercise  # noqa: E402
 from flashlab.lessons.show import TABLE  # noqa: E402
@@ -77,7 +77,8 @@ def markdown(text: str) -> Iterator[NotebookNode]:
     """Markdown, with exercises in the place of their marks."""
     for n, part in enumerate(EXERCISE.split(text)):
         if n % 2:
-            yield from exercise(EXERCISES[part]) if part in EXERCISES else kernel_exercise(KERNEL_EXERCISES[part])
+            files = KERNEL_EXERCISES | TRITON_EXERCISES
+            yield from exercise(EXERCISES[part]) if part in EXERCISES else kernel_exercise(files[part])
         elif part.strip():
             yield new_markdown_cell(part.strip())
 
@@ -95,7 +96,7 @@ def kernel_exercise(this: KernelExercise) -> Iterator[NotebookNode]:
     yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
     yield new_code_cell(f"%%writefile {this.file}\n{this.skeleton}")
     yield new_code_cell(f'fl.check("{this.file}", exercise="{this.name}")')
-    yield hints(this.hints, f"```cuda\n{this.solution}```")
+    yield hints(this.hints, f"```{'cuda' if this.suffix == '.cu' else 'python'}\n{this.solution}```")
 
 
 def hints(graded: Sequence[str], solution: str) -> NotebookNode:
