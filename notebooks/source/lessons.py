@@ -85,15 +85,21 @@ def markdown(text: str) -> Iterator[NotebookNode]:
 
 def exercise(this: Exercise) -> Iterator[NotebookNode]:
     """Task, skeleton with its check, and folded: hints one by one, the solution."""
-    yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
+    yield posed(this)
     name = re.search(r"(?m)^@fl\.program.*\ndef (\w+)", this.skeleton)[1]
     yield new_code_cell(f'{this.skeleton}\n\nfl.check({name}, exercise="{this.name}")')
     yield hints(this.hints, f"```python\n{this.solution}```")
 
 
+def posed(this: Exercise | KernelExercise) -> NotebookNode:
+    """An exercise's title and task."""
+    extra = " (extra)" if this.extra else ""
+    return new_markdown_cell(f"### Exercise {this.name}{extra}: {this.title}\n\n{this.task}")
+
+
 def kernel_exercise(this: KernelExercise) -> Iterator[NotebookNode]:
     """The same, for a file: one cell writes it, the next one checks it."""
-    yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
+    yield posed(this)
     yield new_code_cell(f"%%writefile {this.file}\n{this.skeleton}")
     yield new_code_cell(f'fl.check("{this.file}", exercise="{this.name}")')
     yield hints(this.hints, f"```{'cuda' if this.suffix == '.cu' else 'python'}\n{this.solution}```")
