@@ -60,7 +60,7 @@ def run_child(
         return _run_here(folder, module, flood)
     printed = folder / "printed.txt"
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
-    own = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}
+    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}
     temporary = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(folder))
     command = [sys.executable, "-P", "-m", module, str(folder)]
     with printed.open("wb") as sink:

@@ -16,6 +16,7 @@ from flashlab.lessons import (
     lesson04,
     lesson05,
     lesson06,
+    lesson06_triton,
     lesson07,
     lesson08,
     lesson09,
@@ -45,6 +46,8 @@ LESSONS = {
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
 """Those whose answer is a `.cu` file."""
+TRITON_EXERCISES = {exercise.name: exercise for exercise in lesson06_triton.EXERCISES}
+"""Those whose answer is a `.py` file, with a kernel in Triton."""
 PREDICTIONS = {
     prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
 }

@@ -24,7 +24,7 @@ import numpy as np
 from flashlab.base.process import IN_A_BROWSER, run_child
 from flashlab.base.scratch import scratch
 from flashlab.lessons import record
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, solution
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES, solution
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
 from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.rules import Did
@@ -61,17 +61,22 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     name = str(exercise)
     if type(seconds) not in (int, float) or not 0 < seconds <= _DAY:
         return Verdict(name, "usage", str(UsageError("seconds", seconds, "a number of seconds above 0, up to a day")))
-    is_file = isinstance(answer, str | os.PathLike) and str(answer).endswith(".cu")  # pyright: ignore[reportUnknownArgumentType]
-    if name not in EXERCISES and name not in KERNEL_EXERCISES:
-        return Verdict(name, "usage", str(unknown("exercise", exercise, [*EXERCISES, *KERNEL_EXERCISES])))
-    if is_file != (name in KERNEL_EXERCISES):
-        wanted = (
-            "a tile program" if is_file else f'the name of a .cu file, as in fl.check("mine.cu", exercise="{name}")'
-        )
-        return Verdict(name, "usage", f"exercise {name} takes {wanted}")
-    if is_file and IN_A_BROWSER:
-        return Verdict(name, "usage", "a .cu file needs a C++ compiler, and a browser has none: see `flashlab lessons`")
-    if is_file:
+    posed = {**EXERCISES, **KERNEL_EXERCISES, **TRITON_EXERCISES}
+    if name not in posed:
+        return Verdict(name, "usage", str(unknown("exercise", exercise, posed)))
+    end = ".cu" if name in KERNEL_EXERCISES else ".py" if name in TRITON_EXERCISES else ""
+    is_file = isinstance(answer, str | os.PathLike) and Path(answer).suffix in (".cu", ".py")  # pyright: ignore[reportUnknownArgumentType]
+    if (Path(answer).suffix if is_file else "") != end:  # pyright: ignore[reportUnknownArgumentType]
+        a_file = f'the name of a {end} file, as in fl.check("mine{end}", exercise="{name}")'
+        return Verdict(name, "usage", f"exercise {name} takes {a_file if end else 'a tile program'}")
+    if end and IN_A_BROWSER:
+        needs = "a C++ compiler" if end == ".cu" else "Triton"
+        return Verdict(name, "usage", f"a {end} file needs {needs}, and a browser has none: see `flashlab lessons`")
+    if end == ".py":
+        from flashlab.lessons import tritons
+
+        verdict = tritons.check(Path(answer), TRITON_EXERCISES[name], seconds)  # pyright: ignore[reportUnknownArgumentType]
+    elif end:
         from flashlab.lessons import kernels  # it brings the emulator
 
         verdict = kernels.check(Path(answer), KERNEL_EXERCISES[name], seconds)  # pyright: ignore[reportUnknownArgumentType]

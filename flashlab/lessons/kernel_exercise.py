@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -70,6 +70,8 @@ class KernelExercise:
     score: Callable[[Launch, Sequence[Mapping[str, Any]]], str] | None = None
     rule: Callable[[str], tuple[int, str] | None] | None = None
     extra: bool = False
+    mark: ClassVar[str] = MARK
+    suffix: ClassVar[str] = ".cu"
 
     @property
     def lesson(self) -> str:
@@ -77,22 +79,22 @@ class KernelExercise:
 
     @property
     def file(self) -> str:
-        return f"{self.kernel}.cu"
+        return f"{self.kernel}{self.suffix}"
 
     @property
     def marked(self) -> str:
         """The solution with its marks."""
-        path = files("flashlab.lessons").joinpath("solutions", self.name.replace(".", "_") + ".cu")
+        path = files("flashlab.lessons").joinpath("solutions", self.name.replace(".", "_") + self.suffix)
         return path.read_text(encoding="utf-8")
 
     @property
     def solution(self) -> str:
-        return "".join(line.replace(MARK, "").rstrip() + "\n" for line in self.marked.splitlines())
+        return "".join(line.replace(self.mark, "").rstrip() + "\n" for line in self.marked.splitlines())
 
     @property
     def skeleton(self) -> str:
         """The solution without the marked lines: what the learner starts from."""
-        return "".join(line + "\n" for line in self.marked.splitlines() if not line.endswith(MARK))
+        return "".join(line + "\n" for line in self.marked.splitlines() if not line.endswith(self.mark))
 
 
 def sums(out: Array, size: Array, terms: int) -> Truth:

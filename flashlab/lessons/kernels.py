@@ -53,13 +53,13 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
         if outcome.kind != "done":
             return Verdict(exercise.name, outcome.kind, f"{path.name}: {outcome.message}", printed=outcome.printed)
         try:
-            verdict = _of_files(exercise, text, launches, folder)
+            verdict = of_files(exercise, text, launches, folder)
         except UNREADABLE:
             verdict = Verdict(exercise.name, "exit", TAMPERED)
     return replace(_tutored(verdict, path, exercise, launches, seconds), printed=outcome.printed)
 
 
-def _of_files(exercise: KernelExercise, text: str, launches: Sequence[Launch], folder: Path) -> Verdict:
+def of_files(exercise: KernelExercise, text: str, launches: Sequence[Launch], folder: Path) -> Verdict:
     """The verdict on what the child wrote down."""
     results: list[dict[str, Any]] = []
     for n in range(len(launches)):
@@ -113,20 +113,28 @@ def fresh() -> Random:
 # -- before anything runs -----------------------------------------------------------------------------------------
 
 
-def _text(path: Path, exercise: KernelExercise) -> tuple[str, Verdict | None]:
-    """The file's text, or why it need not be compiled."""
+def text_of(path: Path, exercise: KernelExercise) -> tuple[str, Verdict | None]:
+    """The file's text, or why there is none to judge yet."""
     if not path.is_file():
-        message = f"file = {str(path)!r}: expected a .cu file, and there is none of this name"
+        message = f"file = {str(path)!r}: expected a {exercise.suffix} file, and there is none of this name"
         return "", Verdict(exercise.name, "usage", message)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         return "", Verdict(
-            exercise.name, "usage", f"file = {str(path)!r}: expected a CUDA source that can be read ({error})"
+            exercise.name, "usage", f"file = {str(path)!r}: expected a source that can be read ({error})"
         )
     if _squeezed(text) == _squeezed(exercise.skeleton):
         message = f"fill in what is missing in {path.name}, then check it again"
         return text, Verdict(exercise.name, "not started", message)
+    return text, None
+
+
+def _text(path: Path, exercise: KernelExercise) -> tuple[str, Verdict | None]:
+    """The file's text, or why it need not be compiled."""
+    text, refusal = text_of(path, exercise)
+    if refusal:
+        return text, refusal
     if exercise.kernel not in (found := kernels_of(text)):
         has = "has " + ", ".join(found) if found else "has no __global__ function"
         message = f"expected __global__ void {exercise.kernel}({exercise.parameters}), and {path.name} {has}"

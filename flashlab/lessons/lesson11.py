@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, Truth, far
+from flashlab.lessons.exercise import SCALE, Budget, Case, Exercise, Truth, far
 from flashlab.lessons.lesson00 import tiles
 from flashlab.lessons.lesson01 import attention_cases
 from flashlab.lessons.prediction import Prediction
@@ -140,9 +140,12 @@ def gradients(*names: str) -> Callable[..., Truth]:
 
 
 def _whole_cases(draw: Random) -> list[Case]:
-    """All tiles are visited. A head has keys of its own."""
-    cases = attention_cases(draw)
-    return [backward(replace(c, problem=c.problem.replace(kv_heads=c.problem.heads))) for c in cases]
+    """All tiles are visited. A head has keys of its own. In float32 the scale isn't that of the head dim."""
+    cases = [replace(c, problem=c.problem.replace(kv_heads=c.problem.heads)) for c in attention_cases(draw)]
+    return [
+        backward(replace(c, problem=c.problem.replace(scale=SCALE)) if c.problem.dtype == "float32" else c)
+        for c in cases
+    ]
 
 
 def _grouped_cases(draw: Random) -> list[Case]:
@@ -155,7 +158,7 @@ def _grouped_cases(draw: Random) -> list[Case]:
     others = [
         (first.replace(len_q=(full := 32 * draw.randint(3, 5)), len_kv=full + 1, head_dim=40), Tile(32, 32)),
         (first.replace(heads=3, kv_heads=1, len_q=ragged, len_kv=ragged + draw.randint(33, 80)), Tile(16, 64)),
-        (first.replace(len_q=n, len_kv=n - draw.randint(16, 40), dtype="float32"), Tile(64, tiles(draw).cols)),
+        (first.replace(len_q=n, len_kv=n - draw.randint(16, 40), dtype="float32"), Tile(16, tiles(draw).cols)),
     ]
     last = first.replace(len_q=draw.randint(40, 70), len_kv=96, head_dim=24, dtype="float32")
     cases = [Case(p, tile, draw.getrandbits(32)) for p, tile in [(first, Tile(64, 64)), *others]]

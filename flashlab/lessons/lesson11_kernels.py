@@ -82,7 +82,9 @@ def _row_dots(draw: Random) -> list[Launch]:
             tile=WARPS,
             truth={"delta": sums(products.sum(1), np.abs(products).sum(1), cols)},
             budget={"out": (out.nbytes, 0), "dout": (dout.nbytes, 0), "delta": (0, 4 * rows)},
-            most={(name, "read", "instructions"): rows * -(-cols // 32) for name in ("out", "dout")},
+            most={
+                (name, "read", what): most for name in ("out", "dout") for what, most in _by_warps(rows, cols).items()
+            },
             passes=5 * WARPS * blocks,  # five shuffles for each row
         )
 
@@ -90,6 +92,14 @@ def _row_dots(draw: Random) -> list[Launch]:
         launch(8, 128),
         *(launch(4 * draw.randint(2, 5) + draw.randint(1, 3), draw.randint(33, 200)) for _ in range(2)),
     ]
+
+
+def _by_warps(rows: int, cols: int) -> dict[str, int]:
+    """Instructions and sectors of 32 bytes where a warp loads a row of floats, 32 of them in a row at a time."""
+    firsts = [row * cols + c for row in range(rows) for c in range(0, cols, 32)]
+    ends = [min(first + 32, first // cols * cols + cols) for first in firsts]
+    sectors = sum((end - 1) // 8 - first // 8 + 1 for first, end in zip(firsts, ends, strict=True))
+    return {"instructions": len(firsts), "sectors": sectors}
 
 
 def uniform(seed: int, place: Array) -> Array:
@@ -158,7 +168,7 @@ EXERCISES = (
         hints=(
             "Two barriers in each round: before the tiles are overwritten, and after they are loaded. As in 05.4.",
             "A query past the end: its LSE is +INFINITY, so that p = exp(s − ∞) = 0, and its rows of Q and dO are 0.",
-            "s and dp are dot products with rows of the tiles. p = expf(s − lse_tile[r]), ds = p · (dp − delta_tile[r]).",
+            "s and dp are dot products with row r. p[r] = expf(s · scale − lse_tile[r]), ds[r] = p[r] · (dp − delta_tile[r]).",
             "The scale belongs to S and to dK, and not to dV. dK gets it once, at the store.",
         ),
         slips={
@@ -192,6 +202,7 @@ EXERCISES = (
             "dout": "Each element is loaded once, by one lane.",
             "delta": "One lane stores the sum, once.",
             "instructions": "The lanes of a warp read neighbours: then 32 elements are one instruction.",
+            "sectors": "The lanes of a warp read neighbours: then 32 elements lie in four or five sectors.",
             "passes": "Five shuffles for each row. A pass is a shuffle, or what 32 lanes read or write in shared memory at a time.",
         },
         afterwards="Next: 2 bytes read for each FLOP. This launch waits for memory, whatever its arithmetic.",
@@ -215,6 +226,7 @@ EXERCISES = (
         slips={
             "p": "Each weight is loaded once.",
             "z": "Each weight is stored once. A mask that is stored is a tensor too much.",
+            "race": "Two threads store the same weight: a column past the end is the next row's.",
         },
         afterwards="Next: the library takes Philox, whose bits pass harder tests, and makes 16 weights' bytes at a time.",
         extra=True,

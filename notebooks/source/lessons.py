@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs._site import release  # noqa: E402
 from flashlab.base.files import replace_file  # noqa: E402
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES  # noqa: E402
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES  # noqa: E402
 from flashlab.lessons.exercise import Exercise  # noqa: E402
 from flashlab.lessons.kernel_exercise import KernelExercise  # noqa: E402
 from flashlab.lessons.show import TABLE  # noqa: E402
@@ -80,25 +80,32 @@ def markdown(text: str) -> Iterator[NotebookNode]:
     """Markdown, with exercises in the place of their marks."""
     for n, part in enumerate(EXERCISE.split(text)):
         if n % 2:
-            yield from exercise(EXERCISES[part]) if part in EXERCISES else kernel_exercise(KERNEL_EXERCISES[part])
+            files = KERNEL_EXERCISES | TRITON_EXERCISES
+            yield from exercise(EXERCISES[part]) if part in EXERCISES else kernel_exercise(files[part])
         elif part.strip():
             yield new_markdown_cell(part.strip())
 
 
 def exercise(this: Exercise) -> Iterator[NotebookNode]:
     """Task, skeleton with its check, and folded: hints one by one, the solution."""
-    yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
+    yield posed(this)
     name = re.search(r"(?m)^@fl\.program.*\ndef (\w+)", this.skeleton)[1]
     yield new_code_cell(f'{this.skeleton}\n\nfl.check({name}, exercise="{this.name}")')
     yield hints(this.hints, f"```python\n{this.solution}```")
 
 
+def posed(this: Exercise | KernelExercise) -> NotebookNode:
+    """An exercise's title and task."""
+    extra = " (extra)" if this.extra else ""
+    return new_markdown_cell(f"### Exercise {this.name}{extra}: {this.title}\n\n{this.task}")
+
+
 def kernel_exercise(this: KernelExercise) -> Iterator[NotebookNode]:
     """The same, for a file: one cell writes it, the next one checks it."""
-    yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
+    yield posed(this)
     yield new_code_cell(f"%%writefile {this.file}\n{this.skeleton}")
     yield new_code_cell(f'fl.check("{this.file}", exercise="{this.name}")')
-    yield hints(this.hints, f"```cuda\n{this.solution}```")
+    yield hints(this.hints, f"```{'cuda' if this.suffix == '.cu' else 'python'}\n{this.solution}```")
 
 
 def hints(graded: Sequence[str], solution: str) -> NotebookNode:

@@ -1,4 +1,4 @@
-"""What lessons 03, 04, 07 to 09 and 11 and `flashlab serve` show of docs/results, in one small file that is installed with the
+"""What lessons 03, 04, 06 to 09 and 11 and `flashlab serve` show of docs/results, in one small file that is installed with the
 library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
@@ -83,9 +83,17 @@ def measured() -> dict[str, Any]:
             ],
         },
         "fp8": {"measured": said(fp8), **{key: fp8.data[key] for key in ("accuracy", "speed")}},
+        "triton": _triton(of("bench", "flash2_triton")),
         "way_back": _way_back(of("bench", "flash3_backward"), of("bench", "flash3_backward_deterministic")),
         "reading": {device: reading(device) for device in ("h100", "h200")},
     }
+
+
+def _triton(bench: Result) -> dict[str, Any]:
+    """How many times as fast as a peer flash2 in Triton is, in each problem that was timed."""
+    kept = ("dtype", "head_dim", "causal", "length", "peer", "ratio")
+    rows = [{key: row[key] for key in kept} for row in bench.data["rows"] if row["peer"] is not None]
+    return {"measured": said(bench), "rows": rows}
 
 
 def _way_back(any_order: Result, one_order: Result) -> dict[str, Any]:

@@ -64,4 +64,5 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash2",
+    lesson="06_reading",
 )

@@ -17,9 +17,9 @@ __global__ void dk_dv(const float* q, const float* k, const float* v, const floa
     dk_row[d] = 0, dv_row[d] = 0;
   }
   for (int g = 0; g < group; ++g) {
-    const int head = blockIdx.y * group + g;
     for (int i = 0; i < len_q; i += BR) {
       // step: load_q
+      const int head = blockIdx.y * group + g;
       __syncthreads();  // nobody still reads the tiles before  // solution
       for (int n = t; n < BR * D; n += BC)
         q_tile[n / D][n % D] = i + n / D < len_q ? q[(head * len_q + i) * D + n] : 0;
@@ -30,20 +30,25 @@ __global__ void dk_dv(const float* q, const float* k, const float* v, const floa
       if (t < BR) delta_tile[t] = i + t < len_q ? delta[head * len_q + i + t] : 0;  // solution
       __syncthreads();  // the tiles are there  // solution
 
+      // step: weights
+      float p[BR], ds[BR];
       for (int r = 0; r < BR; ++r) {
-        // step: weights
         float s = 0;
         for (int d = 0; d < D; ++d) s += k_row[d] * q_tile[r][d];
-        const float p = expf(s * scale - lse_tile[r]);  // solution
-        // step: dv
-        for (int d = 0; d < D; ++d) dv_row[d] += p * do_tile[r][d];  // solution
-        // step: ds
+        p[r] = expf(s * scale - lse_tile[r]);  // solution
+      }
+      // step: dv
+      for (int r = 0; r < BR; ++r)  // solution
+        for (int d = 0; d < D; ++d) dv_row[d] += p[r] * do_tile[r][d];  // solution
+      // step: ds
+      for (int r = 0; r < BR; ++r) {
         float dp = 0;
         for (int d = 0; d < D; ++d) dp += v_row[d] * do_tile[r][d];  // solution
-        const float ds = p * (dp - delta_tile[r]);  // solution
-        // step: dk
-        for (int d = 0; d < D; ++d) dk_row[d] += ds * q_tile[r][d];  // solution
+        ds[r] = p[r] * (dp - delta_tile[r]);  // solution
       }
+      // step: dk
+      for (int r = 0; r < BR; ++r)  // solution
+        for (int d = 0; d < D; ++d) dk_row[d] += ds[r] * q_tile[r][d];  // solution
     }
   }
   // step: store_dkv

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib.util import find_spec
 
 from nbformat import NotebookNode
 
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, PREDICTIONS
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, PREDICTIONS, TRITON_EXERCISES
 from notebooks.source import lessons
 
 
@@ -27,8 +28,9 @@ def answered(name: str) -> tuple[NotebookNode, dict[int, str]]:
             cell.source, expected[n] = f'fl.predict("{asked[1]}", {truth})', ": right"
         elif posed := re.search(r'fl\.check\(\w+, exercise="([\d.]+)"\)', cell.source):
             cell.source, expected[n] = EXERCISES[posed[1]].solution + "\n" + posed[0], "Passed"
-        elif posed := re.search(r'fl\.check\("\w+\.cu", exercise="([\d.]+)"\)', cell.source):
-            exercise, expected[n] = KERNEL_EXERCISES[posed[1]], "Passed"
+        elif posed := re.search(r'fl\.check\("\w+\.(?:cu|py)", exercise="([\d.]+)"\)', cell.source):
+            exercise = (KERNEL_EXERCISES | TRITON_EXERCISES)[posed[1]]
+            expected[n] = "Passed" if posed[1] in KERNEL_EXERCISES or find_spec("triton") else "Not here"
             notebook.cells[n - 1].source = f"%%writefile {exercise.file}\n{exercise.solution}"
     return notebook, expected
 

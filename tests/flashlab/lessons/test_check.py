@@ -371,3 +371,10 @@ def test_a_program_that_launches_nothing_shows_its_verdict():
 
     verdict = fl.check(nothing, exercise="00.1")
     assert verdict.kind == "numbers" and "never stored" in verdict._repr_html_()
+
+
+def test_the_childs_path_has_the_package_and_not_its_rooms():
+    """flashlab/triton is no Triton: a learner's import finds what is installed."""
+    text = EXERCISES["00.1"].solution.replace("    out = ", "    import lessons\n    out = ", 1)
+    verdict = fl.check(program_of(text), exercise="00.1")
+    assert verdict.kind == "crash" and "No module named 'lessons'" in verdict.message

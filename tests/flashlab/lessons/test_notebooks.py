@@ -20,12 +20,13 @@ from nbformat.v4 import new_code_cell, new_output
 
 from docs._site import pages, readme
 from docs._site.release import Release
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS, TRITON_EXERCISES
 from flashlab.lessons.show import TABLE
 from notebooks.source import lessons
 
 ROOT = Path(__file__).resolve().parents[3]
-POSED = [*EXERCISES, *KERNEL_EXERCISES]
+FILES = {**KERNEL_EXERCISES, **TRITON_EXERCISES}
+POSED = [*EXERCISES, *FILES]
 NAMES = sorted(path.stem for path in lessons.SOURCES.glob("*.md"))
 
 
@@ -146,7 +147,7 @@ def test_skeletons_in_the_notebook_are_the_exercises(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_files_in_the_notebook_are_the_exercises(name: str):
     cells = [cell.source for cell in committed(name).cells]
-    for exercise in KERNEL_EXERCISES.values():
+    for exercise in FILES.values():
         if exercise.lesson == name.split("_")[0]:
             check = f'fl.check("{exercise.file}", exercise="{exercise.name}")'
             n = cells.index(check)

@@ -1,0 +1,68 @@
+"""Check a learner's kernel in Triton: run it in a child process by Triton's interpreter, judge it here."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from flashlab.base.process import ONE_THREAD, run_child
+from flashlab.base.scratch import scratch
+from flashlab.lessons.kernels import fresh, of_files, text_of
+from flashlab.lessons.lesson06_triton import LONGEST, TritonExercise
+from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Verdict, unended
+
+CHILD = "flashlab.lessons.triton_child"
+HERE = "Triton isn't here, and its interpreter runs this exercise, without a GPU: pip install triton, on Linux"
+
+
+def check(path: Path, exercise: TritonExercise, seconds: float) -> Verdict:
+    """Judge a file by an exercise, on launches drawn anew. Raises nothing."""
+    text, refusal = text_of(path, exercise)
+    if refusal := refusal or _refusal(text, path, exercise):
+        return refusal
+    if find_spec("triton") is None:
+        return Verdict(exercise.name, "unavailable", HERE)
+    launches = exercise.launches(fresh())
+    with scratch() as folder:
+        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches, "seconds": seconds}
+        (folder / "job.pickle").write_bytes(pickle.dumps(job))
+        outcome = run_child(folder, PATIENCE * seconds, CHILD, {**ONE_THREAD, "TRITON_INTERPRET": "1"})
+        if outcome.kind == "no end":
+            return unended(exercise.name, f"{path.name}: {outcome.message}", seconds, outcome.printed)
+        if outcome.kind != "done":
+            return Verdict(exercise.name, outcome.kind, f"{path.name}: {outcome.message}", printed=outcome.printed)
+        try:
+            verdict = of_files(exercise, text, launches, folder)
+        except UNREADABLE:
+            verdict = Verdict(exercise.name, "exit", TAMPERED)
+    return replace(
+        verdict,
+        sram=verdict.sram.replace("run on the emulator", "run by Triton's interpreter"),
+        printed=outcome.printed,
+    )
+
+
+def _refusal(text: str, path: Path, exercise: TritonExercise) -> Verdict | None:
+    """Why a text need not be run."""
+    try:
+        body = ast.parse(text).body
+    except SyntaxError as error:
+        return Verdict(exercise.name, "compile error", f"{path.name}:{error.lineno}: {error.msg}")
+    found = {x.name: [arg.arg for arg in x.args.args] for x in body if isinstance(x, ast.FunctionDef)}
+    if exercise.kernel not in found:
+        has = "has " + ", ".join(found) if found else "has no function"
+        message = f"expected a function {exercise.kernel}({exercise.parameters}), and {path.name} {has}"
+        return Verdict(exercise.name, "missing kernel", message)
+    if (yours := ", ".join(found[exercise.kernel])) != exercise.parameters:
+        return Verdict(
+            exercise.name, "parameters", f"{exercise.kernel} takes ({exercise.parameters}); yours takes ({yours})"
+        )
+    lines = sum(bool(line.strip()) and not line.strip().startswith("#") for line in text.splitlines())
+    if lines > LONGEST:
+        return Verdict(
+            exercise.name, "asked", f"{path.name}: {lines} lines of code, and this asks for {LONGEST} at most"
+        )
+    return None
