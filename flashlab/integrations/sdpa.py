@@ -28,6 +28,9 @@ from simulator.fields import flag
 __all__ = ["register_sdpa"]
 
 _KEYS = {False: ("CUDA",), True: ("CUDA", "CPU")}
+_SDPA_AXES = "(batch, heads, length, head_dim)"
+_FLASH_AXES = {True: "(batch, length, heads, head_dim)", False: "(total, heads, head_dim)"}
+"""Without offsets, and with them."""
 _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -127,7 +130,7 @@ def _sdpa(
     scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """`_scaled_dot_product_flash_attention`, over (batch, heads, length, head_dim)."""
-    check_axes("(batch, heads, length, head_dim)", query=query, key=key, value=value)
+    check_axes(_SDPA_AXES, query=query, key=key, value=value)
     _check(query, key, is_causal, return_debug_mask)
     state = _drawn(query, dropout_p)
     out, lse = forward_pass(query, key, value, rng_state=state, **_masks(is_causal, scale, dropout_p))
@@ -139,6 +142,8 @@ def _sdpa_backward(
     max_k: int, dropout_p: float, is_causal: bool, philox_seed: Any, philox_offset: Any, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     del cum_seq_q, cum_seq_k, max_q, max_k, philox_offset
+    check_axes(_SDPA_AXES, grad_out=grad_out, query=query, key=key, value=value, out=out)
+    check_axes("(batch, heads, len_q)", logsumexp=logsumexp)
     _check(query, key, is_causal)
     state = philox_seed.view(torch.int64) if dropout_p else None
     options = {"rng_state": state, **_masks(is_causal, scale, dropout_p)}
@@ -182,8 +187,7 @@ def _flash(
         raise UsageError("return_debug_mask", True, "False: no kernel writes the probabilities")
     if seqused_k is not None and cum_seq_q is None:
         raise refused("seqused_k", "torch tensor", "None without cum_seq_k, which say where sequences begin")
-    accepted = "(batch, length, heads, head_dim)" if cum_seq_q is None else "(total, heads, head_dim)"
-    check_axes(accepted, query=query, key=key, value=value)
+    check_axes(_FLASH_AXES[cum_seq_q is None], query=query, key=key, value=value)
     state = _drawn(query, dropout_p)
     masks = _masks(is_causal, scale, dropout_p, (window_size_left, window_size_right))
     ends = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k, "seqused_k": seqused_k}
@@ -205,6 +209,8 @@ def _flash_backward(
     window_size_left: int | None = None, window_size_right: int | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     del max_q, max_k, unused
+    check_axes(_FLASH_AXES[cum_seq_q is None], grad_out=grad_out, query=query, key=key, value=value, out=out)
+    check_axes("(batch, heads, len_q)" if cum_seq_q is None else "(heads, total)", logsumexp=logsumexp)
     state = rng_state.view(torch.int64) if dropout_p else None
     masks = _masks(is_causal, scale, dropout_p, (window_size_left, window_size_right))
     arrays = _heads_first(cum_seq_q, grad_out, query, key, value, out)

@@ -80,7 +80,9 @@ def attention(
     """
     check_tensors(q=q, k=k, v=v)
     q, k, v = autocast(q, k, v)
-    for name, x in (("q", q), ("k", k), ("v", v), ("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+    more = (("sinks", sinks), ("alibi_slopes", alibi_slopes), ("mask", mask), ("rng_state", rng_state))
+    check_tensors(**{name: x for name, x in more if x is not None})
+    for name, x in (("q", q), ("k", k), ("v", v), *more[:2]):
         if x is not None:
             check_no_tangent(name, x)
     if (lengths := masks.get("lengths")) is not None:
@@ -181,6 +183,7 @@ def _call(algorithm: Any, tile: TileLike, device: Any, deterministic: Any, **mas
 
 def _offsets_of(lengths: Any, q: Any, k: Any) -> list[Any]:
     """Where sequences of these lengths begin, in the rows of q and of k, as tensors. Raises `UsageError`."""
+    check_axes("(batch, heads, length, head_dim)", q=q, k=k)
     each = list(zip(*lengths, strict=True)) or [(), ()]
     for numbers, x, field, words in zip(each, (q, k), ("len_q", "len_kv"), ("queries", "keys"), strict=True):
         if sum(numbers) != x.shape[2]:
@@ -315,6 +318,7 @@ def _options(
     rows: list[Any] = [None, None]
     masks: Any = dict(_said(*(tuple(x) if isinstance(x, list) else x for x in plain)))
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        check_axes("(batch, heads, length, head_dim)", q=q, k=k)
         both = offsets(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2])
         found = [used(name, x, begins) for name, x, begins in zip(_USED, (seqused_q, seqused_k), both, strict=True)]
         rows = [
@@ -358,6 +362,8 @@ def _forward(
     differentiable: bool, *options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
+    if rows_k is not None:
+        ATTENTION.problem({"q": q, "k": k, "v": v})  # v has those rows, too
     every = q
     (q,), (k, v) = _picked(rows_q, q), _picked(rows_k, k, v)
     given = {"sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask}
