@@ -53,8 +53,8 @@ def flash_attn_func(
     (batch, rows), keys = q.shape[:2], k.shape[1]
     fit = len(k) == len(v) == batch and v.shape[1] == keys  # what doesn't is refused below, by its own name
     if chunk and fit and not rows <= keys <= chunk:
-        ends = ([b * n for b in range(batch + 1)] for n in (rows, keys))
-        out, lse = _ragged(*(x.flatten(0, 1) for x in (q, k, v)), *_cut(*ends, chunk), options)
+        cu_q, cu_k = _cut([b * rows for b in range(batch + 1)], [b * keys for b in range(batch + 1)], chunk)
+        out, lse = _ragged(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), cu_q, cu_k, options)
         out, lse = out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1).contiguous()
     else:
         out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, **options)
@@ -104,7 +104,8 @@ def flash_attn_varlen_func(
     )
     _check_promises(return_attn_probs, options)
     if chunk:
-        cu_seqlens_q, cu_seqlens_k = _cut(*offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k)), chunk)
+        ends_q, ends_k = offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k))
+        cu_seqlens_q, cu_seqlens_k = _cut(ends_q, ends_k, chunk)
     out, lse = _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
     if rows_q is not None:
         out = torch.zeros_like(every).index_copy(0, rows_q, out)
@@ -120,7 +121,7 @@ def _ragged(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, option
     return out[0].transpose(0, 1).contiguous(), lse[0]
 
 
-def _cut(ends_q: list[int], ends_k: list[int], chunk: int) -> list[Any]:
+def _cut(ends_q: list[int], ends_k: list[int], chunk: int) -> tuple[Any, Any]:
     """The offsets of sequences, each cut where the position of a key is a multiple of `chunk`, which begins with position 0.
 
     The last query of a sequence has the position of its last key, and so have those of a piece. Queries before the first key become
@@ -134,7 +135,7 @@ def _cut(ends_q: list[int], ends_k: list[int], chunk: int) -> list[Any]:
             pieces_k.append(first_k + cut)
         pieces_q.append(end_q)
         pieces_k.append(end_k)
-    return [torch.tensor(pieces, dtype=torch.int32) for pieces in (pieces_q, pieces_k)]
+    return torch.tensor(pieces_q, dtype=torch.int32), torch.tensor(pieces_k, dtype=torch.int32)
 
 
 def _used(name: str, used: Any, begins: list[int], offsets: Any) -> tuple[Any, Any]:

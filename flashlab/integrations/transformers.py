@@ -378,18 +378,16 @@ def as_flash_attention(version: int = 3) -> Generator[None, None, None]:
     if _LENT in sys.modules:
         raise refused("version", f"3, whose module {_LENT} is loaded", f"a process that hasn't imported {_LENT}")
     _torch_and_registry()
-    ours, utils = (
-        import_module("flashlab.integrations.flash_attn"),
-        import_module("transformers.modeling_flash_attention_utils"),
-    )
+    ours: Any = import_module("flashlab.integrations.flash_attn")
+    utils: Any = import_module("transformers.modeling_flash_attention_utils")
     lent = ModuleType(_LENT)
     vars(lent).update({name: getattr(ours, name) for name in ours.__all__})
     vars(lent).update(flash_attn_with_kvcache=None, __spec__=ModuleSpec(_LENT, None))
-    rules = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]
+    rules: dict[str, Any] = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]
     before, loaded = dict(rules), {name: getattr(utils, name) for name in _LOADED}
     sys.modules[_LENT] = lent
     utils._loaded_implementation = None
-    rules["general_availability_check"] = lambda *_, **__: True
+    rules["general_availability_check"] = lambda: True
     rules["supported_devices"] = (*before["supported_devices"], (lambda: True, "cpu"))
     try:
         yield

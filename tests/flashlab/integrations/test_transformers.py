@@ -51,6 +51,7 @@ def model_of(name: str, implementation: str = "sdpa") -> Any:
     return model
 
 
+@pytest.mark.alike("gpt2-sdpa", "mistral-eager")
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3"])
 def test_the_file_gives_the_models_own_output(tmp_path: Path, name: str, implementation: str):
