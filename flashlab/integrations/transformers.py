@@ -394,7 +394,8 @@ def as_flash_attention(version: int = 3) -> Generator[None, None, None]:
     finally:
         del sys.modules[_LENT]
         rules.update(before)
-        vars(utils).update(loaded)
+        for name, x in loaded.items():
+            setattr(utils, name, x)
 
 
 _LENT = "flash_attn_interface"
