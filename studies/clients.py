@@ -143,6 +143,11 @@ KIND = Kind(
 )  # fmt: skip
 
 
+def models() -> Any:
+    """The module of the small model, which needs torch."""
+    return import_module("studies.model")
+
+
 def _bar(of: Sequence[Any], what: str) -> Iterable[Any]:
     return track(of, what, console=Console(stderr=True))
 
@@ -165,12 +170,13 @@ def _peak(torch: Any, before: int) -> int | None:
 
 def needed(torch: Any, model: Any, window: Any, dtype: Any, batch: int) -> int:
     """Bytes of a training step by formula: 16 a parameter, and what the forward pass keeps of `batch` windows."""
-    from studies.model import loss_of
-
     parameters = {x.untyped_storage().data_ptr() for x in model.parameters()}
 
     def kept(windows: int) -> int:
         found: dict[int, int] = {}
+
+        def same(x: Any) -> Any:
+            return x
 
         def keep(x: Any) -> Any:
             storage = x.untyped_storage()
@@ -178,8 +184,8 @@ def needed(torch: Any, model: Any, window: Any, dtype: Any, batch: int) -> int:
                 found[storage.data_ptr()] = storage.nbytes()
             return x
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            alive = loss_of(model, window[:1].expand(windows, -1).contiguous(), dtype)
+        with torch.autograd.graph.saved_tensors_hooks(keep, same):
+            alive: Any = models().loss_of(model, window[:1].expand(windows, -1).contiguous(), dtype)
         del alive
         return sum(found.values())
 
@@ -189,10 +195,8 @@ def needed(torch: Any, model: Any, window: Any, dtype: Any, batch: int) -> int:
 
 def gradients(torch: Any, model: Any, window: Any, dtype: Any) -> dict[str, Any]:
     """The gradients of the loss, by parameter."""
-    from studies.model import loss_of
-
     model.zero_grad(set_to_none=True)
-    loss_of(model, window, dtype).backward()
+    models().loss_of(model, window, dtype).backward()
     found = {name: x.grad.detach().float() for name, x in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     return found
@@ -211,16 +215,14 @@ def worst_error(found: Mapping[str, Any], right: Mapping[str, Any]) -> float:
 
 def able(torch: Any, names: str, device: str, dtype: Any, config: Any) -> list[str]:
     """The contenders among `names`, between commas, that run here. The others are told in a line each."""
-    from studies.model import ATTENTION
-
-    found = list[str]()
+    found, known = list[str](), models().ATTENTION
     for name in names.split(","):
-        if name not in ATTENTION:
-            raise unknown("attention", name, ATTENTION)
+        if name not in known:
+            raise unknown("attention", name, known)
         shapes = [(1, heads, 16, config.head_dim) for heads in (config.heads, config.kv_heads, config.kv_heads)]
         q, k, v = (torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
         try:
-            ATTENTION[name](q, k, v).sum().backward()
+            known[name](q, k, v).sum().backward()
             found.append(name)
         except RuntimeError as error:
             print(f"not run: {name} ({str(error).splitlines()[0]})", file=sys.stderr)
@@ -229,19 +231,18 @@ def able(torch: Any, names: str, device: str, dtype: Any, config: Any) -> list[s
 
 def train(torch: Any, given: Any) -> Row:
     """Runs of the small model, a row each."""
-    from studies.model import Config, Transformer, library, trained, windows
-
+    m = models()
     device = "cuda" if torch.cuda.is_available() and not given.tiny else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    config = Config(**TINY if given.tiny else SMALL)
-    text = library()[0].to(device)
+    config = m.Config(**TINY if given.tiny else SMALL)
+    text = m.library()[0].to(device)
 
     def fresh(name: str, seed: int) -> Any:
         torch.manual_seed(seed)
-        return Transformer(config).to(device).use(name)
+        return m.Transformer(config).to(device).use(name)
 
     names = able(torch, given.attention, device, dtype, config)
-    window = next(windows(text, config.context, given.batch, given.seeds[0]))
+    window = next(m.windows(text, config.context, given.batch, given.seeds[0]))
     right = gradients(torch, fresh(JUDGE, given.seeds[0]), window, torch.float32)
     errors = {x: mean_error(gradients(torch, fresh(x, given.seeds[0]), window, dtype), right) for x in {*names, JUDGE}}
     beside = next((x for x in names if x.startswith("sdpa")), JUDGE)
@@ -260,8 +261,8 @@ def train(torch: Any, given: Any) -> Row:
     for name, seed in todo:
         _free(torch)
         before = torch.cuda.memory_allocated() if device == "cuda" else 0
-        model, drawn = fresh(name, seed), windows(text, config.context, given.batch, seed)
-        steps, losses, queued = trained(model, drawn, given.steps, dtype=dtype), list[Any](), list[float]()
+        model, drawn = fresh(name, seed), m.windows(text, config.context, given.batch, seed)
+        steps, losses, queued = m.trained(model, drawn, given.steps, dtype=dtype), list[Any](), list[float]()
         warm, begun = min(10, given.steps // 4), 0.0
         for i in _bar(range(given.steps), f"{name}, seed {seed}"):
             if i == warm:
@@ -289,23 +290,22 @@ def _wait(torch: Any) -> None:
 
 def speed(torch: Any, given: Any) -> Row:
     """Steps of the contenders in turn, a row for each shape and contender."""
-    from studies.model import Config, Transformer, trained, windows
-
+    m = models()
     device = "cuda" if torch.cuda.is_available() and not given.tiny else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     rows = list[Row]()
     shapes = ((2, 32, 2),) if given.tiny else SHAPES
     sizes = {**TINY, "layers": 1} if given.tiny else FOUR
     for batch, context, kv_heads in _bar(shapes, "speed"):
-        config = Config(**{**sizes, "context": context, "kv_heads": kv_heads})
+        config = m.Config(**{**sizes, "context": context, "kv_heads": kv_heads})
         names = able(torch, given.attention, device, dtype, config)
         text = torch.randint(config.vocabulary, (1_000_000,), device=device).to(torch.uint8)
         rounds, peaks = 1 if given.tiny else given.rounds, dict[str, int | None]()
         took: dict[str, list[float]] = {name: [] for name in names}
         _free(torch)
         before = torch.cuda.memory_allocated() if device == "cuda" else 0
-        model = Transformer(config).to(device)
-        steps = trained(model, windows(text, context, batch, 0), (rounds + 2) * STEPS * len(names), dtype=dtype)
+        model = m.Transformer(config).to(device)
+        steps = m.trained(model, m.windows(text, context, batch, 0), (rounds + 2) * STEPS * len(names), dtype=dtype)
         for i in range(-2, rounds):
             for n in range(len(names)):
                 model.use(name := names[(i + n) % len(names)])
@@ -411,8 +411,8 @@ def drawn(runs: Sequence[Any], path: Path) -> None:
     """A plot of the losses."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes: Any = figure.subplots()
+    figure: Any = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     for r in runs:
         axes.plot(range(1, len(r.losses) + 1), r.losses, label=f"{r.attention}, seed {r.seed}", linewidth=1)
     axes.set(xlabel="step", ylabel="loss (nats per token)")

@@ -54,8 +54,8 @@ def flash_attn_func(
     (batch, rows), keys = q.shape[:2], k.shape[1]
     fit = len(k) == len(v) == batch and v.shape[1] == keys  # what doesn't is refused below, by its own name
     if chunk and fit and not rows <= keys <= chunk:
-        ends = ([b * n for b in range(batch + 1)] for n in (rows, keys))
-        out, lse = _ragged(*(x.flatten(0, 1) for x in (q, k, v)), *_cut(*ends, chunk), options)
+        cu_q, cu_k = _cut([b * rows for b in range(batch + 1)], [b * keys for b in range(batch + 1)], chunk)
+        out, lse = _ragged(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), cu_q, cu_k, options)
         out, lse = out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1).contiguous()
     else:
         out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, **options)
@@ -117,7 +117,7 @@ def _ragged(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, option
 
 def _cut(
     ends_q: list[int], ends_k: list[int], chunk: int, stops_q: Sequence[int] = (), stops_k: Sequence[int] = ()
-) -> list[Any]:
+) -> tuple[Any, Any]:
     """The offsets of sequences, each cut where the position of a key is a multiple of `chunk`, which begins with position 0.
 
     The last query of a sequence has the position of its last key, and so have those of a piece. Queries before the first key become
@@ -133,7 +133,7 @@ def _cut(
             pieces_k.append(first_k + cut)
         pieces_q += [stop_q] if (stop_q, stop_k) == (end_q, end_k) else [stop_q, end_q, end_q]
         pieces_k += [stop_k] if (stop_q, stop_k) == (end_q, end_k) else [stop_k, stop_k, end_k]
-    return [torch.tensor(pieces, dtype=torch.int32) for pieces in (pieces_q, pieces_k)]
+    return torch.tensor(pieces_q, dtype=torch.int32), torch.tensor(pieces_k, dtype=torch.int32)
 
 
 def _options(

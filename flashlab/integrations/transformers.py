@@ -244,7 +244,10 @@ def attend(
     for name, x in others.items():
         if name not in _HARMLESS and x is not None and x is not False:
             raise refused(name, type(x).__name__, "None: the kernels don't have it")
-    door = import_module("flashlab.integrations.flash_attn")
+    door, operator = (import_module(f"flashlab.{at}") for at in ("integrations.flash_attn", "run.autograd"))
+    operator.check_axes("(batch, heads, length, head_dim)", query=query, key=key, value=value)
+    if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
+        raise UsageError("sliding_window", sliding_window, "None, or how many keys a query sees, its own among them")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     rows, keys = query.shape[2], key.shape[2]
     left = None if sliding_window is None or sliding_window >= keys else sliding_window - 1
@@ -253,24 +256,35 @@ def attend(
         "window_size": (-1, -1) if left is None else (left, left), "deterministic": bool(deterministic),
     }  # fmt: skip
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    offsets = cu_seq_lens_q, cu_seq_lens_k
     if attention_mask is not None:
+        operator.check_tensors(attention_mask=attention_mask)
         kept, mask = _seen(attention_mask, q, keys)
         return _over_padding(door, q, k[:, :kept], v[:, :kept], mask, left is not None, options), None
-    if offsets == (None, None) and len(q) == 1 and rows == keys > 1:
-        offsets = _packed(position_ids)
-    if offsets != (None, None):
-        found = door.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), *offsets, **options)
-        return found.unflatten(0, (len(q), rows)), None
+    if (
+        cu_seq_lens_q is None
+        and cu_seq_lens_k is None
+        and len(q) == 1
+        and rows == keys > 1
+        and position_ids is not None
+    ):
+        operator.check_tensors(position_ids=position_ids)
+        cu_seq_lens_q = cu_seq_lens_k = _packed(position_ids)
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        flat = (x.flatten(0, 1) for x in (q, k, v))
+        return door.flash_attn_varlen_func(*flat, cu_seq_lens_q, cu_seq_lens_k, **options).unflatten(
+            0, (len(q), rows)
+        ), None
     return door.flash_attn_func(q, k, v, **options), None
 
 
 def _seen(mask: Any, q: Any, keys: int) -> tuple[int, Any]:
-    """How many keys a mask names, and the mask as a boolean one. Raises `UsageError` for one of another shape."""
+    """How many keys a mask names, and the mask as a boolean one. Raises `UsageError` for one of another shape, or elsewhere."""
     if mask.ndim != 2 or len(mask) != len(q) or mask.shape[1] > keys:
         raise UsageError(
             "attention_mask.shape", tuple(mask.shape), f"({len(q)}, {keys}): batch and keys, or fewer keys"
         )
+    if mask.device != q.device:
+        raise UsageError("attention_mask.device", str(mask.device), f"{q.device}, where the query lies")
     return mask.shape[1], mask.bool()
 
 
@@ -295,19 +309,16 @@ def _over_padding(door: Any, q: Any, k: Any, v: Any, mask: Any, window: bool, op
     return found.new_zeros(batch * rows, *found.shape[1:]).index_copy(0, at_q, found).unflatten(0, (batch, rows))
 
 
-def _packed(position_ids: Any) -> tuple[Any, Any]:
+def _packed(position_ids: Any) -> Any:
     """The offsets of sequences, where positions (1, length) don't go up by 1. None if there is one sequence."""
-    if position_ids is None:
-        return None, None
     if position_ids.ndim != 2 or len(position_ids) != 1:
         raise UsageError("position_ids.shape", tuple(position_ids.shape), "(1, length) for a batch of one")
     (positions,) = position_ids.tolist()
-    starts = [i for i, (a, b) in enumerate(zip([None, *positions], positions, strict=False)) if a is None or b != a + 1]
-    if len(starts) == 1:
-        return None, None
+    starts = [i for i in range(1, len(positions)) if positions[i] != positions[i - 1] + 1]
+    if not starts:
+        return None
     torch = import_module("torch")
-    ends = torch.tensor([*starts, len(positions)], dtype=torch.int32)
-    return ends, ends
+    return torch.tensor([0, *starts, len(positions)], dtype=torch.int32)
 
 
 def _padding(
@@ -367,25 +378,24 @@ def as_flash_attention(version: int = 3) -> Generator[None, None, None]:
     if _LENT in sys.modules:
         raise refused("version", f"3, whose module {_LENT} is loaded", f"a process that hasn't imported {_LENT}")
     _torch_and_registry()
-    ours, utils = (
-        import_module("flashlab.integrations.flash_attn"),
-        import_module("transformers.modeling_flash_attention_utils"),
-    )
+    ours: Any = import_module("flashlab.integrations.flash_attn")
+    utils: Any = import_module("transformers.modeling_flash_attention_utils")
     lent = ModuleType(_LENT)
     vars(lent).update({name: getattr(ours, name) for name in ours.__all__})
     vars(lent).update(flash_attn_with_kvcache=None, __spec__=ModuleSpec(_LENT, None))
-    rules = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]
+    rules: dict[str, Any] = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]
     before, loaded = dict(rules), {name: getattr(utils, name) for name in _LOADED}
     sys.modules[_LENT] = lent
     utils._loaded_implementation = None
-    rules["general_availability_check"] = lambda *_, **__: True
+    rules["general_availability_check"] = lambda: True
     rules["supported_devices"] = (*before["supported_devices"], (lambda: True, "cpu"))
     try:
         yield
     finally:
         del sys.modules[_LENT]
         rules.update(before)
-        vars(utils).update(loaded)
+        for name, x in loaded.items():
+            setattr(utils, name, x)
 
 
 _LENT = "flash_attn_interface"

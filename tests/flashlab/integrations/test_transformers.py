@@ -51,6 +51,7 @@ def model_of(name: str, implementation: str = "sdpa") -> Any:
     return model
 
 
+@pytest.mark.alike("gpt2-sdpa", "mistral-eager")
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3"])
 def test_the_file_gives_the_models_own_output(tmp_path: Path, name: str, implementation: str):
@@ -131,6 +132,7 @@ def test_logits_and_gradients_are_eagers(name: str, left: int):
 
 
 @pytest.mark.compiler
+@pytest.mark.long
 def test_a_wrong_mask_is_seen(monkeypatch: pytest.MonkeyPatch):
     """A window that is longer by one key, and padding that is looked at."""
     mask, registry = padding(tokens(), 4), door._torch_and_registry()[1]
@@ -150,7 +152,7 @@ def test_a_wrong_mask_is_seen(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_generated_tokens_are_eagers(name: str):
     """With left padding; with a static cache, too, whose empty rows the mask names."""
-    given: dict[str, Any] = {"attention_mask": padding(tokens(), 4), "max_new_tokens": 6, "do_sample": False}
+    given: dict[str, Any] = {"attention_mask": padding(tokens(), 4), "max_new_tokens": 3, "do_sample": False}
     right, model = model_of(name, "eager").generate(tokens(), **given), model_of(name, register())
     assert torch().equal(model.generate(tokens(), **given), right)
     assert torch().equal(model.generate(tokens(), **given, cache_implementation="static"), right)
@@ -166,15 +168,15 @@ def test_continuous_batching_generates_eagers_tokens(name: str):
     random, model = torch().manual_seed(1), model_of(name, "eager")
     prompts = [torch().randint(2, 64, (n,), generator=random).tolist() for n in (3, 17, 9, 1)]
     right = [
-        model.generate(torch().tensor([each]), max_new_tokens=4, do_sample=False)[0, len(each) :].tolist()
+        model.generate(torch().tensor([each]), max_new_tokens=3, do_sample=False)[0, len(each) :].tolist()
         for each in prompts
     ]
-    asked = transformers.GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    asked = transformers.GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
     small = transformers.ContinuousBatchingConfig(page_size=16, num_blocks=32, max_batch_tokens=12)
     model._compatible_flash_implementations = None  # gpt-oss names kernels of the Hub alone
     with as_flash_attention():
         model.set_attn_implementation("flash_attention_3")
-        found = model.generate_batch(prompts, generation_config=asked, continuous_batching_config=small)
+        found = model.generate_batch(prompts, generation_config=asked, continuous_batching_config=small, warmup=False)
     assert [found[at].generated_tokens for at in sorted(found)] == right
 
 
