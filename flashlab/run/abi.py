@@ -46,7 +46,7 @@ _UNBOUNDED = MOST_KEYS  # the kernels' "no bound" of a window
 
 
 def _struct(name: str) -> np.dtype[Any]:
-    """A struct of params.cuh, which is the one place that says what a launch passes."""
+    """A struct of params.cuh. That header alone says what a launch passes."""
     text = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")
     declared = re.search(rf"^struct {name} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
     assert declared, name
@@ -76,7 +76,7 @@ def source_of(kernel: Kernel) -> Path:
 
 
 def own_source(row: Algorithm) -> Path | None:
-    """The file of an algorithm's kernels; of several, the one of its name, or else the last. None without kernels."""
+    """The file of an algorithm's kernels. Of several, it is the one of its name, or else the last. None without kernels."""
     if not row.kernels:
         return None
     return source_of(next((kernel for kernel in row.kernels if kernel.source == row.name), row.kernels[-1]))
@@ -89,7 +89,7 @@ def blocks_of(kernel: Kernel, counts: Counts, launch: LaunchCounts) -> int:
 
 
 def box_rows(kernel: Kernel, counts: Counts) -> dict[str, int]:
-    """The arrays that a kernel gets TMA's descriptors of, and how many rows their boxes have."""
+    """The arrays that are passed to a kernel as TMA's descriptors, and how many rows their boxes have."""
     p, tile, config = counts.problem, counts.tile, counts.config
     sides = {"rows": tile.rows, "cols": tile.cols, "head_dim": round_up(p.head_dim, tma.ROW_BYTES // p.itemsize)}
     sides["page"] = config.page_box if config else 0
@@ -104,7 +104,7 @@ def boxed_shape(spec: Spec, problem: Problem) -> tuple[int, int, int, int]:
 
 
 def check_pages(problem: Problem, spec: Spec, strides: Sequence[int]) -> None:
-    """Refuses pages that lie further apart than the kernels count. Where a key lies is a number of 32 bits for them, in units of
+    """Refuses pages that lie further apart than the kernels count. They count where a key lies in 32 bits, in units of
     the largest power of two that divides the strides (bytes, of a page, a head and a key). Raises `UsageError`."""
     pages, _, rows, _ = boxed_shape(spec, problem)
     page, _, row = strides[:3]

@@ -349,7 +349,7 @@ def _framework_named(root: str) -> Framework:
 
 @functools.lru_cache(maxsize=256)
 def _framework_of(kind: type[Any]) -> Framework | None:
-    """The framework of a type of arrays; None for NumPy's, and for a type that is none of arrays."""
+    """The framework of a type of arrays. None for NumPy's, and for a type that isn't one of arrays."""
     if issubclass(kind, np.ndarray | np.generic) or not hasattr(kind, "__dlpack__"):
         return None
     return _framework_named(package_of(kind))
@@ -372,7 +372,7 @@ def framework(name: str, x: Any) -> Framework:
 
 
 def framework_of(given: Mapping[str, Any]) -> Framework:
-    """The one framework that arrays by name are of. Raises `UsageError` for arrays of several kinds, as `framework` does."""
+    """The one framework of arrays by name. Raises `UsageError` for arrays of several kinds, as `framework` does."""
     (first, like), *others = given.items()
     of = framework(first, like)
     for name, x in others:
@@ -426,7 +426,7 @@ def dense(shape: tuple[int, ...], width: int = 1) -> tuple[int, ...]:
 
 
 def is_aligned(view: View) -> bool:
-    """Whether a kernel can take an array as it lies: last axis contiguous, base and strides multiples of 16 bytes."""
+    """Can a kernel take an array as it lies? Its last axis is contiguous, its base and strides are multiples of 16 bytes."""
     *outer, inner = view.strides
     if functools.reduce(int.__or__, outer, view.pointer) & 15:
         return 0 in view.shape
@@ -460,7 +460,7 @@ def warm_copies(dtype: str, device: int) -> None:
 
 
 def _bits(view: View) -> Any:
-    """A view as CuPy's array of integers as wide, which every copy leaves as they are (NaNs too)."""
+    """A view as CuPy's array of integers of the same width. Copies leave these as they are, NaNs too."""
     cuda = cupy().cuda
     low, high = view.span
     memory = cuda.MemoryPointer(cuda.UnownedMemory(low, high - low, view.owner, view.device), view.pointer - low)
@@ -494,7 +494,7 @@ def check_contiguous(name: str, x: View) -> None:
 
 
 def _overlap(a: View, b: View) -> bool:
-    """Whether two arrays share an element (interleaved ones don't); yes, where it takes too long to find out."""
+    """Do two arrays share an element? Interleaved ones don't. Where it takes too long to find out, the answer is yes."""
     (a_low, a_high), (b_low, b_high) = a.span, b.span
     if a_high <= b_low or b_high <= a_low:
         return False
@@ -505,7 +505,7 @@ def _overlap(a: View, b: View) -> bool:
 
 
 def _overlaps_itself(view: View) -> bool:
-    """Whether two elements of an array may lie at the same address, as after broadcasting."""
+    """May two elements of an array lie at the same address, as after broadcasting?"""
     if 0 in view.shape:
         return False
     reach = 0

@@ -26,7 +26,7 @@ def block_mask(
     """The lists of blocks that `fl.attention(block_mask=…)` takes, int32 (row_blocks, 1 + key_blocks), of the same framework.
 
     `kv_num_blocks` (row_blocks,) says how many key blocks each row of blocks sees, and `kv_indices` (row_blocks, key_blocks)
-    which ones, as torch's BlockMask has them: in its arrays, or as the BlockMask itself. Axes of batch and heads before them
+    which ones. These are the arrays of torch's BlockMask, or the BlockMask itself. Axes of batch and heads before them
     have length 1, because all heads share a mask. A BlockMask tells partial blocks from full ones. Here all that are listed are
     visible, but for what `causal` and `window` hide: no function is called. Or else, as of a matrix in BSR, `indices`
     [indptr[r]:indptr[r + 1]] are those of row r, of `key_blocks` in all.

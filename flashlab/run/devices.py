@@ -1,4 +1,4 @@
-"""The GPU that this process runs on, as a `Device`: that of the table, or one built from what the driver says."""
+"""The GPU that this process runs on, as a `Device`: one of the table, or one built from what the driver says."""
 
 from __future__ import annotations
 

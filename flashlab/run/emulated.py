@@ -357,7 +357,7 @@ def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:
 
 
 def _place(arena: Arena, name: str, x: Array) -> tuple[int, int, int]:
-    """An input, laid as it is if a kernel can take it so, else with its rows padded; the strides of batch, head and row."""
+    """An input as it lies if a kernel can take it so, else with its rows padded. And the strides of batch, head and row."""
     padded = row_bytes(x.shape[-1], x.itemsize)
     if arrays.is_aligned(host_view(name, x)) and x.size and all(stride > 0 for stride in x.strides):
         strides = (x.strides[0], x.strides[1], x.strides[2])

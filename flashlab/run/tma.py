@@ -1,4 +1,4 @@
-"""TMA's descriptors: what the copy engine of a Hopper GPU is told of an array, encoded by the driver."""
+"""TMA's descriptors. They tell the copy engine of a Hopper GPU how an array lies. The driver encodes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_STRIDE = 1 << 40
 
 
 def takes(view: View) -> bool:
-    """Can a descriptor tell of the array as it lies? Strides must be positive, and under 2^40 bytes."""
+    """Can a descriptor describe the array as it lies? Strides must be positive, and under 2^40 bytes."""
     return all(n <= 1 or 0 < stride < _MOST_STRIDE for n, stride in zip(view.shape[:3], view.strides, strict=False))
 
 

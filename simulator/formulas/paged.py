@@ -32,7 +32,7 @@ def count_drafts(book: Book, step: str, s: Splits, config: Config) -> None:
     for inside, begin, stop in s.spans():
         drafted = np.maximum(begin, first_tile(p, s.tile))
         runs = np.maximum(stop - 1, 0) // s.chunk // s.run - drafted // s.chunk // s.run + 1
-        row = (before + np.arange(len(inside)).reshape(inside.shape)) * s.tile.rows
+        row = np.arange(before, before + len(inside)).reshape(-1, *[1] * (inside.ndim - 1)) * s.tile.rows
         query, last = row // s.group, (row + inside - 1) // s.group
         seen = (begin < stop) & (drafted < stop)
         words += total(np.where(seen, runs * (last - query + 1), 0))
