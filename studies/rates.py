@@ -265,7 +265,7 @@ KIND = Kind(
     "throughputs, latencies and bandwidths of an SM in its own clocks; its clock while attention kernels run",
     "python -m studies rates",
     row("Rates", "What was measured of the machine.", rows=tuple[RATE, ...], clocks=tuple[CLOCK, ...]), headline,
-    shown("what | warps | =said | unit", said=lambda r: f"{r.value:,.{1 if r.value >= 1 else 2}f}"),
+    shown("what | warps | value=said | unit", said=lambda r: f"{r.value:,.{1 if r.value >= 1 else 2}f}"),
 )  # fmt: skip
 
 
