@@ -45,7 +45,7 @@ LONGEST = 28_000
 DRAFTS = 8
 FEATURES = ("drafts", "soft_cap", "sinks")
 """What a call of `paged` may have: `DRAFTS` of each request, a soft cap, sinks."""
-_PAGE, _SHARED_PAGE = 64, 16  # of latent rows for a peer that wants pages; of a shared prefix
+_PAGE, _SHARED_PAGE = 64, 16  # of latent rows for a peer that wants pages; of a shared prefix, and of the ladder
 _READ = r"""
 extern "C" __global__ void read(const uint4* k, const uint4* v, unsigned* out, long long n) {
   const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
@@ -120,6 +120,7 @@ DECODED: Mapping[str, tuple[Decode, ...]] = {
     "flash_decoding": _cells(
         (1, 32, 8, 8192), (1, 32, 8, 65536), (16, 32, 8, 8192), (64, 32, 8, 4096), (64, 32, 32, 4096), (1, 64, 8, 131072)
     ),
+    "flash_decoding_1": _cells((1, 32, 8, 8192), (1, 32, 8, 65536), (16, 32, 8, 8192), (64, 32, 8, 4096)),
     "paged": tuple(x for size in (16, 1, 64) for x in _cells((64, 32, 8, 4096), page_size=size, longest=LONGEST)),
     "mla": _latent_cells(),
     "mla_paged": _latent_cells(page_size=_PAGE),
@@ -136,6 +137,7 @@ APPENDED: Mapping[str, tuple[Append, ...]] = {
 }  # fmt: skip
 AGAINST: Mapping[str, tuple[str, ...]] = {
     "flash_decoding": ("sdpa-flash", "cudnn"),
+    "flash_decoding_1": ("flash_decoding_2", "flash_decoding", "paged_1", "paged"),
     "paged": ("flash_decoding", "flashinfer", "flashinfer-batch", "cudnn-paged"),
     "mla": ("flashinfer",),
     "mla_paged": ("mla", "flashinfer"),
@@ -292,7 +294,8 @@ def contenders(torch: Any, algorithm: str, cell: Decode, against: Sequence[str],
     if algorithm == "paged":
         calls, read = (_quantized if cell.kv_dtype else _featured)(torch, algorithm, cell)
     else:
-        call_of, read = {"flash_decoding": _dealt, "cascade": _shared}.get(algorithm, _latent)(torch, cell)
+        drawn = {"flash_decoding": _dealt, "flash_decoding_1": _ladder, "cascade": _shared}.get(algorithm, _latent)
+        call_of, read = drawn(torch, cell)
         calls = ready(algorithm, {name: partial(call_of, name) for name in (algorithm, *against)}, failed)
     return {**_agree(calls, cell), "read": _read(torch, *read)}
 
@@ -311,6 +314,25 @@ def _dealt(torch: Any, cell: Decode) -> tuple[Callable[[str], Call], Sequence[An
     k, v = (_random(torch, cell.batch, cell.kv_heads, cell.len_kv, HEAD_DIM) for _ in "kv")
     arrays = _random(torch, cell.batch, cell.heads, 1, HEAD_DIM), k, v
     return partial(_peer, arrays), arrays
+
+
+def _ladder(torch: Any, cell: Decode) -> tuple[Callable[[str], Call], Sequence[Any]]:
+    """The same requests for all rungs: keys one behind the other, and in pages of a random order."""
+    _, arrays = _dealt(torch, cell)
+    dense = dict(zip("qkv", arrays, strict=True))
+    pooled = {name: _pooled(torch, dense[name], _SHARED_PAGE) for name in "kv"}
+    table = pooled["k"][1]
+    order = torch.randperm(table.numel(), device=DEVICE)
+    pages = {name: pool[order].swapaxes(1, 2) for name, (pool, _) in pooled.items()}
+    pages |= {
+        "block_table": torch.argsort(order).int()[table.long()],
+        "seq_lens": _int32(torch, [cell.len_kv] * cell.batch),
+    }
+
+    def call_of(name: str) -> Call:
+        return partial(_attention, **dense | (pages if CATALOGUE[name].operation.in_pages else {}), algorithm=name)
+
+    return call_of, arrays
 
 
 def _peer(arrays: Sequence[Any], name: str) -> Call:

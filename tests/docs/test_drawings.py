@@ -86,6 +86,14 @@ def test_the_warps_bytes_are_those_of_the_formula() -> None:
         assert nbytes == sram.read + sram.write
 
 
+def test_as_many_sms_work_as_there_are_blocks() -> None:
+    """On 132 SMs. flash_decoding deals out its 128 runs; the others have a block for each head, KV head, or chunk of 128 keys."""
+    drawing = drawings.token()
+    assert drawing.figures == {"flash2": 32, "flash_decoding_1": 8, "flash_decoding_2": 8 * 64, "flash_decoding": 128}
+    assert len(filled(drawing, BLUE)) == 32 + 8 + 132 + 128
+    assert "K and V 4 times" in drawing.svg and drawing.svg.count("K and V once") == 3
+
+
 def test_the_tree_has_the_programs_nodes() -> None:
     """By what a run of the program would climb: the parents of all chunks."""
     s = drawings.Splits(DECODE, fl.Tile(16, 128), run=1)

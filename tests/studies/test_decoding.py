@@ -20,6 +20,7 @@ SMALL = {
     "mla_hopper_paged": Decode(batch=2, heads=3, kv_heads=1, len_kv=70, page_size=16),
     "cascade": Decode(batch=3, heads=4, kv_heads=2, len_kv=37, len_prefix=48),
     "paged": Decode(batch=2, heads=2, kv_heads=1, len_kv=20, page_size=3, longest=30),
+    "flash_decoding_1": Decode(batch=2, heads=4, kv_heads=2, len_kv=37),
 }
 OURS = {
     "mla": ["mla_paged"],
@@ -28,6 +29,7 @@ OURS = {
     "mla_hopper_paged": ["mla_hopper"],
     "cascade": ["flash_decoding", "paged"],
     "paged": [],
+    "flash_decoding_1": ["flash_decoding_2", "paged_1"],
 }
 
 
