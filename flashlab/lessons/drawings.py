@@ -7,6 +7,7 @@ or the model of time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -167,7 +168,8 @@ def recomputed() -> Drawing:
 def swapped() -> Drawing:
     """Which tile of S a block visits as its n-th, forwards and backwards, from traces. A block has a colour."""
     problem = Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
-    arrays, colours, side = BACKWARD.draw(problem), (BLUE, ORANGE, GREEN, PINK), 46
+    colours, side = (BLUE, ORANGE, GREEN, PINK), 46
+    arrays: dict[str, Any] = dict(BACKWARD.draw(problem))
     shapes, figures = list[str](), dict[str, float]()
     for n, (name, walked, said) in enumerate(
         (("flash2", "k", "forwards: a block has queries"), ("flash2_backward", "q", "backwards: a block has keys"))
@@ -198,7 +200,7 @@ def unstored() -> Drawing:
     """Which weights dropout drops, as both passes find it at tiles of their own. With one-hot V and dO they write P ∘ Z out."""
     size, cell, keep = 32, 7, 0.75
     problem = Problem(batch=1, heads=1, len_q=size, head_dim=size, dtype="float32", dropout=1 - keep)
-    arrays = BACKWARD.draw(problem, seed=1)
+    arrays: dict[str, Any] = dict(BACKWARD.draw(problem, seed=1))
     arrays["v"] = arrays["dout"] = np.eye(size, dtype=np.float32)[None, None]
     given = {x: arrays[x] for x in ("q", "k", "v", "rng_state")}
     forward, backward = (16, 16), (16, 32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from random import Random
+from typing import cast
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class BackwardCase(Case):
         p = self.problem
         found = super().arrays()
         forward = ATTENTION.judge(p, found)
-        dout = np.random.default_rng(self.seed).standard_normal(forward["out"].shape)
+        dout = cast(Array, np.random.default_rng(self.seed).standard_normal(forward["out"].shape))
         return found | {
             "out": forward["out"].astype(numpy_dtype(p.out_dtype)),
             "lse": forward["lse"].astype(np.float32),
@@ -75,7 +76,7 @@ def _loss(problem: Problem, dout: Array, q: Array, k: Array, v: Array) -> float:
     group, hidden = problem.queries_per_kv, hidden_pairs(problem)
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     s = np.where(hidden, -np.inf, problem.scale * (q @ k.swapaxes(-1, -2)))
-    top = s.max(-1, keepdims=True)
+    top: Array = s.max(-1, keepdims=True)
     p = np.exp(s - np.where(np.isneginf(top), 0.0, top))
     out = p @ v / np.maximum(p.sum(-1, keepdims=True), 1e-300)
     return float((out * dout).sum())
@@ -127,7 +128,7 @@ def gradients(*names: str) -> Callable[..., Truth]:
     """The right gradients of these names, for the given output and LSE, and the rule of `fl.verify` for every row."""
 
     def truth(problem: Problem, *arrays: Array) -> Truth:
-        given = dict(zip(("q", "k", "v", "out", "lse", "dout"), arrays, strict=True))
+        given: dict[str, Array] = dict(zip(("q", "k", "v", "out", "lse", "dout"), arrays, strict=True))
         with np.errstate(over="ignore", invalid="ignore"):
             right = BACKWARD.judge(problem, given)
             bounds = BACKWARD.bounds(problem, given, right)

@@ -20,6 +20,7 @@ from flashlab.base.process import end_with_parent
 from flashlab.emulator.library import Arena
 from flashlab.lessons.kernel_exercise import Launch
 from flashlab.run import interpreter
+from simulator.dtypes import Array
 from simulator.errors import Unavailable
 
 
@@ -41,15 +42,16 @@ def main(folder: Path) -> None:
 
 def run(path: Path, kernel: str, launch: Launch, limit: float) -> dict[str, Any]:
     """A launch as `kernel_child.run` has it: its outputs as `arrays`, `findings`, what it `moved`, bytes `unwritten`."""
-    arena, values, dtypes, held = Arena(), dict[str, Any](), dict[str, str](), dict[str, Any]()
+    arena, values, dtypes, held = Arena(), dict[str, Any](), dict[str, str](), dict[str, Array]()
     for name, x in launch.arguments.items():
-        if not isinstance(x, Empty | np.ndarray):
+        empty = isinstance(x, Empty)
+        if not empty and not x.ndim:
             values[name] = x.item()
             continue
-        empty = isinstance(x, Empty)
-        held[name] = arena.put(name, np.empty(x.shape, x.dtype) if empty else x, written=not empty)
+        array: Array = np.empty(x.shape, x.dtype) if empty else x
+        held[name] = arena.put(name, array, written=not empty)
         arena.buffers[name].read_only = not empty
-        values[name], dtypes[name] = arena.pointer(name), np.dtype(x.dtype).name
+        values[name], dtypes[name] = arena.pointer(name), array.dtype.name
     done = interpreter.launch(path, kernel, launch.grid[0], values, arena, dtypes, time_limit=limit)
     return {
         "findings": [(x.kind, str(x), x.line.number if x.line else 0) for x in done.findings],
