@@ -362,6 +362,10 @@ def _forward(
     differentiable: bool, *options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
+    if len(q.shape) == len(v.shape) == 4 and q.shape[3] != v.shape[3]:
+        raise UsageError(
+            "v.shape", tuple(v.shape), f"{q.shape[3]} columns, as q has: flashlab.integrations.torch.attention pads"
+        )
     if rows_k is not None:
         ATTENTION.problem({"q": q, "k": k, "v": v})  # v has those rows, too
     every = q
