@@ -172,12 +172,12 @@ def _call(algorithm: Any, tile: TileLike, device: Any, deterministic: Any, **mas
     said: Any = {name: FIELDS[name].checked(value) for name, value in masks.items()}
     return _Call(
         algorithm,
-        None if tile is None else tuple(Tile.parse(tile)),
+        None if tile is None else (Tile.parse(tile).rows, Tile.parse(tile).cols),
         _named(device),
         flag("deterministic", deterministic),
         said.get("dropout"),
         said.get("lengths"),
-        tuple(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
+        tuple(_swapped(said.get(name, FIELDS[name].default), None, -1) for name in _MASKS),
     )
 
 
@@ -286,16 +286,16 @@ _OPTIONS = ", ".join((
 """What both operators take at the end."""
 
 
-def _plain(value: Any) -> Any:
-    """A mask's value as an operator takes it."""
-    return tuple(-1 if side is None else side for side in value) if isinstance(value, tuple) else value
+def _swapped(value: Any, old: int | None, new: int | None) -> Any:
+    """A pair in which one side's value stands for another; anything else as it is."""
+    pair: Any = value
+    return tuple(new if side == old else side for side in pair) if isinstance(value, tuple | list) else value
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def _said(*plain: Any) -> Masks:
-    """The masks again."""
-    values = [tuple(None if n == -1 else n for n in x) if isinstance(x, tuple) else x for x in plain]
-    return Masks(**dict(zip(_MASKS, values, strict=True)))
+def _said(*plain: Any) -> dict[str, Any]:
+    """What an operator takes of masks, as masks again."""
+    return {name: _swapped(x, -1, None) for name, x in zip(_MASKS, plain, strict=True)}
 
 
 class _Options(NamedTuple):
@@ -311,12 +311,12 @@ class _Options(NamedTuple):
 
 def _options(
     q: Any, k: Any, rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None,
-    deterministic: bool, *plain: Any,
+    deterministic: bool, *rest: Any,
 ) -> _Options:  # fmt: skip
     """Offsets that lie on a GPU are waited for: the plan of a call is made for lengths."""
-    *plain, seqused_q, seqused_k = plain
+    *plain, seqused_q, seqused_k = rest
     rows: list[Any] = [None, None]
-    masks: Any = dict(_said(*(tuple(x) if isinstance(x, list) else x for x in plain)))
+    masks = dict(_said(*(_swapped(x, -1, -1) for x in plain)))  # a dispatcher makes lists of pairs
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         check_axes("(batch, heads, length, head_dim)", q=q, k=k)
         both = offsets(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2])
