@@ -57,6 +57,7 @@ COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify
 """Their examples need a C++ compiler."""
 TORCH = {
     "flashlab.run.autograd",
+    "flashlab.run.operators",
     "flashlab.integrations.torch",
     "flashlab.integrations.sdpa",
     "flashlab.integrations.flash_attn",

@@ -213,9 +213,10 @@ def _flash_backward(
     check_axes("(batch, heads, len_q)" if cum_seq_q is None else "(heads, total)", logsumexp=logsumexp)
     state = rng_state.view(torch.int64) if dropout_p else None
     masks = _masks(is_causal, scale, dropout_p, (window_size_left, window_size_right))
-    arrays = _heads_first(cum_seq_q, grad_out, query, key, value, out)
+    dout, q, k, v, o = _heads_first(cum_seq_q, grad_out, query, key, value, out)
     lse = logsumexp if cum_seq_q is None else logsumexp[None]
-    found = backward_pass(*arrays, lse, rng_state=state, cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k, **masks)
+    ends = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k}
+    found = backward_pass(dout, q, k, v, o, lse, rng_state=state, **ends, **masks)
     return tuple(_rows_first(cum_seq_q, x) for x in found)
 
 

@@ -1,28 +1,27 @@
 """Attention that torch differentiates: both passes as operators of torch's, `torch.ops.flashlab.attention` and its backward.
 
 `fl.attention` comes here when a gradient is asked for. As operators the passes work with autograd, `torch.utils.checkpoint` and
-`torch.compile`, which never look inside them. Each calls `fl.attention` or `fl.attention_backward`. Where nothing of torch's
-watches, a call passes by the dispatcher, which would take as long as the rest of it.
+`torch.compile`, which never look inside them. Each calls `fl.attention` or `fl.attention_backward`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
-from flashlab.base.host import autocast, check_no_tangent, no_tangent, refused
+from flashlab.base.host import autocast, check_no_tangent, refused
 from flashlab.run.backward import attention_backward
 from flashlab.run.call import attention as attention_forward
 from flashlab.run.choose import elsewhere, one_order
+from flashlab.run.operators import operator, torch
 from flashlab.run.randomness import state_of
 from simulator import catalogue
 from simulator.devices import DEVICES, Device
-from simulator.errors import Said, Unavailable, UsageError, unknown
+from simulator.errors import Said, UsageError, unknown
 from simulator.fields import flag
 from simulator.names import Backend, DeviceName
 from simulator.operations.attention import ATTENTION
@@ -43,11 +42,6 @@ __all__ = [
     "padded",
     "torch",
 ]
-
-try:
-    torch: Any = import_module("torch")
-except ImportError as error:
-    raise Unavailable(f"flashlab.integrations.torch needs PyTorch ({error}): pip install torch") from None
 
 
 @spell_masks
@@ -172,12 +166,12 @@ def _call(algorithm: Any, tile: TileLike, device: Any, deterministic: Any, **mas
     said: Any = {name: FIELDS[name].checked(value) for name, value in masks.items()}
     return _Call(
         algorithm,
-        None if tile is None else tuple(Tile.parse(tile)),
+        None if tile is None else (Tile.parse(tile).rows, Tile.parse(tile).cols),
         _named(device),
         flag("deterministic", deterministic),
         said.get("dropout"),
         said.get("lengths"),
-        tuple(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
+        tuple(_swapped(said.get(name, FIELDS[name].default), None, -1) for name in _MASKS),
     )
 
 
@@ -286,16 +280,16 @@ _OPTIONS = ", ".join((
 """What both operators take at the end."""
 
 
-def _plain(value: Any) -> Any:
-    """A mask's value as an operator takes it."""
-    return tuple(-1 if side is None else side for side in value) if isinstance(value, tuple) else value
+def _swapped(value: Any, old: int | None, new: int | None) -> Any:
+    """A pair in which one side's value stands for another; anything else as it is."""
+    pair: Any = value
+    return tuple(new if side == old else side for side in pair) if isinstance(value, tuple | list) else value
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def _said(*plain: Any) -> Masks:
-    """The masks again."""
-    values = [tuple(None if n == -1 else n for n in x) if isinstance(x, tuple) else x for x in plain]
-    return Masks(**dict(zip(_MASKS, values, strict=True)))
+def _said(*plain: Any) -> dict[str, Any]:
+    """What an operator takes of masks, as masks again."""
+    return {name: _swapped(x, -1, None) for name, x in zip(_MASKS, plain, strict=True)}
 
 
 class _Options(NamedTuple):
@@ -311,12 +305,12 @@ class _Options(NamedTuple):
 
 def _options(
     q: Any, k: Any, rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None,
-    deterministic: bool, *plain: Any,
+    deterministic: bool, *rest: Any,
 ) -> _Options:  # fmt: skip
     """Offsets that lie on a GPU are waited for: the plan of a call is made for lengths."""
-    *plain, seqused_q, seqused_k = plain
+    *plain, seqused_q, seqused_k = rest
     rows: list[Any] = [None, None]
-    masks: Any = dict(_said(*(tuple(x) if isinstance(x, list) else x for x in plain)))
+    masks = dict(_said(*(_swapped(x, -1, -1) for x in plain)))  # a dispatcher makes lists of pairs
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         check_axes("(batch, heads, length, head_dim)", q=q, k=k)
         both = offsets(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2])
@@ -362,6 +356,10 @@ def _forward(
     differentiable: bool, *options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
+    if len(q.shape) == len(v.shape) == 4 and q.shape[3] != v.shape[3]:
+        raise UsageError(
+            "v.shape", tuple(v.shape), f"{q.shape[3]} columns, as q has: flashlab.integrations.torch.attention pads"
+        )
     if rows_k is not None:
         ATTENTION.problem({"q": q, "k": k, "v": v})  # v has those rows, too
     every = q
@@ -452,11 +450,6 @@ def _never_twice(ctx: Any, *gradients: Any) -> None:
     raise UsageError("create_graph", True, "False: attention has no second derivatives")
 
 
-def _never_forward(ctx: Any, *tangents: Any) -> None:
-    del ctx, tangents  # those of `torch.func.jvp` around `torch.func.grad`, which the door sees no more
-    raise no_tangent("q, k or v")
-
-
 def _forward_shapes(q: Any, *_: Any) -> tuple[Any, Any]:
     """What a compiler is told of the outputs."""
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -469,95 +462,13 @@ def _backward_shapes(
     return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
-_LIBRARY = torch.library.Library("flashlab", "FRAGMENT")
-_ITS_OWN = {torch.Tensor, torch.nn.Parameter}
-"""Tensors of any other type may have a dispatch of their own."""
-
-
-def _watched(q: Any, k: Any, v: Any) -> bool:
-    """Does something of torch's want to see the operator that is called with these: its compiler, a transformation, a mode, or a
-    tensor of its own kind?"""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or not (type(q) in _ITS_OWN and type(k) in _ITS_OWN and type(v) in _ITS_OWN)
-        or q.is_meta
-    )
-
-
-def _operator(
-    name: str, function: Callable[..., Any], schema: str, shapes: Any, keep: Any, differentiate: Any, first: int
-) -> Any:
-    """A function that calls the operator, now registered, and can be differentiated by autograd and by `torch.func`. `first` is the
-    place of q among its inputs.
-
-    The operator has an autograd of its own, because `torch.library.custom_op`'s takes twice as long.
-    """
-    _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    operator = getattr(torch.ops.flashlab, name).default
-    inputs = len(operator._schema.arguments)
-
-    class Transformed(torch.autograd.Function):
-        generate_vmap_rule = True
-        setup_context = staticmethod(keep)
-        backward = staticmethod(differentiate)
-        jvp = staticmethod(_never_forward)
-
-        @staticmethod
-        def forward(*given: Any) -> Any:
-            return operator(*given)
-
-    def differentiable(run: Callable[..., Any]) -> Any:
-        """The same for autograd alone. Without `setup_context`, which costs as much as all else."""
-
-        class Differentiable(torch.autograd.Function):
-            backward = staticmethod(differentiate)
-            jvp = staticmethod(_never_forward)
-
-            @staticmethod
-            def forward(ctx: Any, *given: Any) -> Any:
-                found = run(*given)
-                keep(ctx, given, found)
-                return found
-
-        return Differentiable.apply
-
-    def below(*given: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*given)
-
-    seen, unseen, transformed = differentiable(below), differentiable(function), Transformed.apply
-
-    def autograd(*given: Any) -> Any:
-        given = (*given, *[None] * (inputs - len(given)))  # the dispatcher leaves out what has its default
-        wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
-        return (seen if wanted else below)(*given)
-
-    def run(*given: Any) -> Any:
-        return function(*given, *[None] * (inputs - len(given)))
-
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, autograd, "Autograd")
-    torch.library.register_fake(f"flashlab::{name}", shapes, lib=_LIBRARY)
-
-    def call(*given: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
-            return transformed(*given)
-        if _watched(*given[first : first + 3]):
-            return operator(*given)
-        wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
-        return (unseen if wanted else function)(*given)
-
-    return call
-
-
-_FORWARD = _operator(
+_FORWARD = operator(
     "attention", _forward,
     "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? alibi_slopes, Tensor? mask, str algorithm, int[]? tile, "
     f"bool differentiable, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward_shapes, _keep, _differentiate, 0,
 )  # fmt: skip
-_BACKWARD = _operator(
+_BACKWARD = operator(
     "attention_backward", _backward,
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor? sinks, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",

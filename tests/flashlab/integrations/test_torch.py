@@ -46,6 +46,7 @@ def judged(p: fl.Problem, tensors: list[Any], out: Any, lse: Any, dout: Any, **m
     return max(ratios(p, arrays, found).values())
 
 
+@pytest.mark.alike("float32", "bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_gradients_keep_to_the_rule(dtype: str) -> None:
     p = P.replace(dtype=dtype, window=(9, 0))
@@ -86,6 +87,7 @@ def test_gradients_of_sinks(deterministic: bool) -> None:
         assert torch().allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.alike("True")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_of_sinks_of_sequences(deterministic: bool) -> None:
     """They are the sums of those that each sequence gives alone."""
@@ -289,6 +291,7 @@ def test_fl_attention_compiled_in_one_graph(wanted: tuple[str, ...]) -> None:
 # flash-attn's functions
 
 
+@pytest.mark.alike("window0-0.0", "window1-2.0")
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
 @pytest.mark.parametrize("window", [(-1, -1), (7, 2)])
 def test_flash_attn_func(window: tuple[int, int], soft_cap: float) -> None:
@@ -314,6 +317,7 @@ def test_flash_attn_func_on_slices_of_one_projection() -> None:
     assert qkv.grad.shape == qkv.shape and bool(qkv.grad.any())
 
 
+@pytest.mark.alike("True")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_flash_attn_varlen_func(deterministic: bool) -> None:
     """Each sequence is as if it were alone, and so are its gradients."""
@@ -332,6 +336,7 @@ def test_flash_attn_varlen_func(deterministic: bool) -> None:
             assert torch().allclose(x.grad[cut], y.grad[0], atol=1e-5)
 
 
+@pytest.mark.alike("True")
 @pytest.mark.parametrize("of_queries", [False, True])
 def test_rows_that_no_sequence_uses(of_queries: bool) -> None:
     """As if they weren't there, whatever they hold. What nobody used is 0, and so are its gradients."""
