@@ -340,7 +340,10 @@ FAMILIES: Mapping[str, tuple[str, str, Row]] = {
     "Mistral": ("MistralForCausalLM", "MistralConfig", WINDOW),
     "Gemma 2": ("Gemma2ForCausalLM", "Gemma2Config", {**WINDOW, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 64}),
     "Gemma 3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
-    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2}),
+    "gpt-oss": (
+        "GptOssForCausalLM", "GptOssConfig",
+        {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2, "experts_implementation": "eager"},
+    ),
 }  # fmt: skip
 """By family: the classes of the model and of its configuration, and what the configuration says beside `_SIZES`."""
 _SIZES: Row = {"vocab_size": 256, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}

@@ -1,0 +1,50 @@
+"""Models on a GPU, in bfloat16: what they measure there is in their own words."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from studies import clients
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+ASKED: dict[str, Any] = {"tiny": False, "attention": "flashlab,sdpa-flash,math", "seeds": [0], "again": 1, "rounds": 2}
+
+
+def measured(part: str, **change: Any) -> Any:
+    given = Namespace(**ASKED | {"steps": 8, "batch": 2} | change)
+    return clients.CLIENTS(part=part, **clients.PARTS[part](import_module("torch"), given))
+
+
+def test_training_beside_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors are at most 1.1 times SDPA's. Parameters and what is kept make most of the peak."""
+    monkeypatch.setattr(clients, "SMALL", {"layers": 2, "context": 256, "dropout": 0.0})
+    of = measured("train")
+    assert [r.attention for r in of.runs] == ["flashlab", "sdpa-flash", "math", "sdpa-flash"]
+    for r in of.runs:
+        assert r.passed and len(r.losses) == 8 and r.losses[-1] < r.losses[0]
+        assert 0.5 * r.formula < r.peak < 3 * r.formula
+    assert "whose own runs are" in clients.headline(of)
+
+
+def test_steps_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "SHAPES", ((2, 256, 8), (1, 512, 2)))
+    of = measured("speed")
+    assert {(r.attention, r.context) for r in of.speeds} >= {("flashlab", 256), ("sdpa-flash", 512)}
+    assert all(r.tokens_per_s > 0 and r.peak > 0 for r in of.speeds)
+    assert clients.table(of) and "at 1 × 512" in clients.headline(of)
+
+
+@pytest.mark.transformers
+def test_families() -> None:
+    """Mean errors are at most 1.1 times those of PyTorch's attention in bfloat16, and there are six families."""
+    of = measured("families")
+    ours = {r.family: r for r in of.families if r.attention == clients.OURS}
+    beside = {r.family: r for r in of.families if r.attention != clients.OURS}
+    assert ours.keys() == beside.keys() == clients.FAMILIES.keys()
+    for family, r in ours.items():
+        assert r.logits_mean <= clients.LIMIT * beside[family].logits_mean, family
+        assert r.gradients_mean <= clients.LIMIT * beside[family].gradients_mean, family
