@@ -282,10 +282,10 @@ def sharing() -> Iterator[SharingRow]:
     plans = [
         (name, width, chance) for name in ("alpaca", "sharegpt") for width in (2, 4, 6) for chance in (0.0, 0.1, 0.5)
     ]
-    size, groups = 16, 40
+    size, groups = 16, 120
     for name, width, chance in track("groups")(plans):
         lengths = [(one.prompt, one.answer) for one in traces.read(f"lognormal:{name}", requests=groups, seed=1)]
-        pages = 1 + 12 * width * -(-sum(map(sum, lengths)) // groups // size)  # some groups fit, not all
+        pages = 1 + 8 * width * -(-sum(map(sum, lengths)) // groups // size)  # about eight groups fit without sharing
         rate, saved = replayed(lengths, width, chance, shared=True, pages=pages, size=size)
         without, _ = replayed(lengths, width, chance, shared=False, pages=pages, size=size)
         yield SharingRow(

@@ -23,7 +23,7 @@ def shares(
 
     >>> found = shares("alpaca", sizes=(16,), requests=2000)
     >>> {name: f"{share:.0%}" for name, share in found.items()}
-    {'the maximum': '3%', 'a power of two': '58%', 'an oracle': '74%', 'pages of 16': '92%'}
+    {'the maximum': '4%', 'a power of two': '40%', 'an oracle': '56%', 'pages of 16': '92%'}
     """
     used = 0
     held = dict.fromkeys(("the maximum", "a power of two", "an oracle", *(f"pages of {size}" for size in sizes)), 0)

@@ -151,7 +151,7 @@ def _mooncake(name: str, lines: list[str]) -> Iterator[Arrival]:
             raise _wrong(f"{where}, timestamp", stamp, "milliseconds, a number")
         prompt = _length(where, "input_length", row.get("input_length"), 1)
         answer = _length(where, "output_length", row.get("output_length"), 1)
-        shared = cast("list[Any]", ids) if isinstance(ids, list) else [None]
+        shared: list[Any] = cast("list[Any]", ids) if isinstance(ids, list) else [None]
         known = all(type(x) is int and 0 <= x < 2**40 for x in shared)
         if not known or (shared and len(shared) != -(-prompt // HASHED)):
             room = f"{-(-prompt // HASHED)} integers of at least 0, one for each {HASHED} tokens, or none"

@@ -81,6 +81,7 @@ def test_each_step_shows_whose_the_pages_are(day: Day, browser: Any, tmp_path: P
 
 
 @pytest.mark.browser
+@pytest.mark.alike("light")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(day: Day, browser: Any, tmp_path: Path, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
