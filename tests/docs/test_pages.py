@@ -42,6 +42,9 @@ def test_what_the_page_says_of_the_claims() -> None:
     often = [row for row in of.sharing if row.given_up and row.width == 6]
     assert max(row.saved for row in never) < 0.55 < max(row.saved for row in often)
     assert all(row.faster > 1 for row in of.sharing)
+    nearest = sorted(of.sharing, key=lambda row: abs(row.saved - 0.55))[:2]
+    assert all(abs(row.faster - 2.2) < 0.2 for row in nearest), nearest
+    assert all(row.faster < 1.5 for row in never)
 
 
 def test_the_page_counts_the_seeded_bugs_and_the_lines() -> None:
