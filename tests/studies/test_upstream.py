@@ -89,7 +89,8 @@ def test_its_tests_run_with_our_functions_at_half_their_tolerance(tmp_path: Path
     assert set(names["SEEN"]) == {1.0, 3.0}  # of 2, and of the gradients' 6
     assert (plain.cases, plain.drawn, plain.skipped, plain.trials, plain.passed) == (6, 6, 2, 16, 2)
     assert [each.trials for each in plain.refusals] == [8, 4, 2] and plain.failures == ()
-    assert [each.reason.split(":")[0] for each in plain.refusals] == ["qv", "sm_margin", "head_dim of v"]
+    first, second, third = (each.reason.partition(":")[0] for each in plain.refusals)
+    assert (first, second) == ("qv", "sm_margin") and third in ("v.shape", "head_dim of v")  # whoever looks first
     assert (ragged.trials, ragged.passed, ragged.failures) == (2, 1, ())
     assert [each.reason for each in ragged.refusals] == ["sm_margin: expected 0: the kernels leave no SM to others"]
     assert "padding" not in sys.modules and "flash_attn_interface" not in sys.modules
