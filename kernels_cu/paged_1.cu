@@ -10,6 +10,7 @@
 // Expected: besides K and V, 4 bytes of the block table are read for each page that a tile's keys touch. The look-up comes before the
 // copies, STAGES - 1 tiles ahead. A long request keeps its blocks busy when all others are done. paged splits it.
 #include "decoding_rungs.cuh"
+#include "divisor.cuh"
 #include "page_loader.cuh"
 
 static_assert(BC <= 32, "a lane for each key");
@@ -22,6 +23,7 @@ paged_1(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float*
   const int keys = min(max(load_global<int>(seq_lens + heads.batch), 0), shape.len_kv);  // the table has room for no more
   const int tiles = ceil_div(keys, BC);
   const int* table = block_table + static_cast<long long>(heads.batch) * shape.table_pages;
+  const Divisor page_size(shape.page_size);
   const Sram sram;
   const PageLoader<KVTile> k_loader(row_address(k, 0, heads.kv_head, 0), k, row_bytes(shape));
   const PageLoader<KVTile> v_loader(row_address(v, 0, heads.kv_head, 0), v, row_bytes(shape));
@@ -31,7 +33,7 @@ paged_1(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float*
       const int key = j * BC + lane_id();
       const bool inside = lane_id() < BC && key < keys;
       lanes_meet();
-      const int page = inside ? load_global<int>(table + key / shape.page_size) : 0, place = key % shape.page_size;
+      const int page = inside ? load_global<int>(table + key / page_size) : 0, place = key % page_size;
       // step: load_k (prefetch)
       k_loader.load(sram.k(j), k_loader.row_of(page, place), keys - j * BC);
       // step: load_v (prefetch)

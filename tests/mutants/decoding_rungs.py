@@ -92,11 +92,11 @@ KERNELS = [
     ),
     *mutants(
         "paged_1", "requests",
-        ("the page of a tile's first key", "table + key / shape.page_size", "table + j * BC / shape.page_size", "rule"),
+        ("the page of a tile's first key", "table + key / page_size", "table + j * BC / page_size", "rule"),
         ("the pages of the first request", "static_cast<long long>(heads.batch) * shape.table_pages", "0", "rule"),
         ("the length of the first request", "load_global<int>(seq_lens + heads.batch)", "load_global<int>(seq_lens)", "misuse"),
         ("no mask in the last page", "if (keys - j * BC < BC) hide_beyond(s, keys - j * BC);", "", "rule"),
-        ("a key's place in its tile, not in its page", "place = key % shape.page_size", "place = lane_id() % shape.page_size",
+        ("a key's place in its tile, not in its page", "place = key % page_size", "place = lane_id() % shape.page_size",
          "rule"),
         ("the rest of the last page read", "k_loader.row_of(page, place), keys - j * BC)", "k_loader.row_of(page, place), BC)",
          "bytes", {"case": "one request"}),
