@@ -322,19 +322,42 @@ struct Results : UnitRows {
     }
   }
 
-  // The partial results of all siblings, which have come.
+  // The partial results of all siblings, which have come. The warp asks for half of a row's at once.
   DEVICE void merge_siblings(const Level& level, int rows) const {
-    const Children children(level);
+    const Keys siblings = level.siblings();
+    const int child = level.parent() * CHILDREN, lane = lane_id(), place = level.place_of(child);  // were all of them there
+    auto is_there = [&](int n) { return child + n >= siblings.first && child + n <= siblings.last; };
+    const long long apart = static_cast<long long>(units.all_rows) * part_columns();  // from one to the next
 #pragma unroll 1
     for (int row = own_row(); row < rows; row += WARPS) {
       // step: merge
-      const Weights weights = weights_of(children, row);
+      float m = LOWEST, l = 0;
+      lanes_meet();
+      if (is_there(lane)) {
+        m = load_global<float>(partial_m + part_at(place + lane, row));
+        l = load_global<float>(partial_l + part_at(place + lane, row));
+      }
+      const Weights weights(m, l);
       Part x;
       x.m = weights.m, x.l = weights.l;
 #pragma unroll
       for (int turn = 0; turn < TURNS; ++turn) {
-        // step: merge (columns)
-        x.o[turn] = merged(children, weights, row, 128 * turn + 4 * lane_id());
+        const int column = 128 * turn + 4 * lane;
+        const float* from = partial + part_at(place, row) * part_columns() + column;
+        float4 sides[2];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          // step: merge (columns)
+          float4 o[CHILDREN / 2];
+          lanes_meet();
+#pragma unroll
+          for (int n = 0; n < CHILDREN / 2; ++n, from += apart) {
+            o[n] = make_float4(0, 0, 0, 0);
+            if (is_there(side * CHILDREN / 2 + n) && column < part_columns()) o[n] = load_global<float4>(from);
+          }
+          sides[side] = weights.merged<Weights::LEVELS - 1>(o, side, side * CHILDREN / 2);
+        }
+        x.o[turn] = weights.whole(sides[0], sides[1]);
       }
       store(level.above(), row, x);
     }

@@ -304,13 +304,23 @@ struct Results : UnitRows {
 
   // The partial results of all siblings, which are there.
   DEVICE void merge_siblings(const Level& level, int rows) const {
-    const Children children(level);
-    const Level above = level.above();
+    const Keys siblings = level.siblings();
+    const int child = level.parent() * CHILDREN, lane = lane_id(), place = level.place_of(child);  // were all of them there
+    auto is_there = [&](int n) { return child + n >= siblings.first && child + n <= siblings.last; };
+    const long long apart = static_cast<long long>(units.all_rows) * VALUE_DIM;  // from one to the next
 #pragma unroll 1
     for (int row = warp_id(); row < rows; row += WARPS) {
       // step: merge
-      const Weights weights = weights_of(children, row);
-      float factor = 1, m = weights.m, l = weights.l;
+      float m = LOWEST, l = 0;
+      lanes_meet();
+      if (is_there(lane)) {
+        m = load_global<float>(partial_m + part_at(place + lane, row));
+        l = load_global<float>(partial_l + part_at(place + lane, row));
+      }
+      const Weights weights(m, l);
+      const Level above = level.above();
+      float factor = 1;
+      m = weights.m, l = weights.l;
       if (above.is_root()) {
         // step: store_o (the row's sink)
         lanes_meet();
@@ -319,9 +329,22 @@ struct Results : UnitRows {
       }
 #pragma unroll 1  // or what is asked for at once fills the registers
       for (int turn = 0; turn < TURNS; ++turn) {
-        const int column = 128 * turn + 4 * lane_id();
-        // step: merge (columns)
-        store_columns(above, row, column, merged(children, weights, row, column), factor);
+        const int column = 128 * turn + 4 * lane;
+        const float* from = partial + part_at(place, row) * VALUE_DIM + column;
+        float4 sides[2];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          // step: merge (columns)
+          float4 o[CHILDREN / 2];
+          lanes_meet();
+#pragma unroll
+          for (int n = 0; n < CHILDREN / 2; ++n, from += opaque(apart)) {  // or its multiples wait in registers
+            o[n] = make_float4(0, 0, 0, 0);
+            if (is_there(side * CHILDREN / 2 + n)) o[n] = load_global<float4>(from);
+          }
+          sides[side] = weights.merged<Weights::LEVELS - 1>(o, side, side * CHILDREN / 2);
+        }
+        store_columns(above, row, column, weights.whole(sides[0], sides[1]), factor);
       }
       store_statistics(above, row, m, l);
     }

@@ -5,16 +5,6 @@
 #include "scores.cuh"
 #include "tree.cuh"
 
-// The children of a node: which ones exist, and where their partial results begin, as if all of them did.
-struct Children {
-  const Keys seen;
-  const int first, place;
-
-  DEVICE explicit Children(const Level& level)
-      : seen(level.siblings()), first(level.parent() * CHILDREN), place(level.place_of(first)) {}
-  DEVICE bool has(int n) const { return first + n >= seen.first && first + n <= seen.last; }
-};
-
 // Where the results of a unit's rows go: to out and lse, or to a place among the partial results.
 struct UnitRows {
   const Tensor& out;
@@ -71,36 +61,5 @@ struct UnitRows {
     if (!any_lane(last)) return false;
     warp_barrier();  // those of the others are there
     return true;
-  }
-
-  // How much each child of a row's node weighs.
-  DEVICE Weights weights_of(const Children& children, int row) const {
-    float m = LOWEST, l = 0;
-    lanes_meet();
-    if (children.has(lane_id())) {
-      m = load_global<float>(partial_m + part_at(children.place + lane_id(), row));
-      l = load_global<float>(partial_l + part_at(children.place + lane_id(), row));
-    }
-    return Weights(m, l);
-  }
-
-  // This lane's columns of a row, merged from all children. The warp asks for those of half of them at once.
-  DEVICE float4 merged(const Children& children, const Weights& weights, int row, int column) const {
-    const long long apart = static_cast<long long>(units.all_rows) * part_columns();  // from one to the next
-    const float* from = partial + part_at(children.place, row) * part_columns() + column;
-    float4 sides[2];
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      float4 o[CHILDREN / 2];
-      lanes_meet();
-#pragma unroll
-      for (int n = 0; n < CHILDREN / 2; ++n) {
-        o[n] = make_float4(0, 0, 0, 0);
-        if (children.has(side * CHILDREN / 2 + n) && column < part_columns()) o[n] = load_global<float4>(from);
-        from += VALUE_DIM != HEAD_DIM ? opaque(apart) : apart;  // the multiples of a constant would wait in registers
-      }
-      sides[side] = weights.merged<Weights::LEVELS - 1>(o, side, side * CHILDREN / 2);
-    }
-    return weights.whole(sides[0], sides[1]);
   }
 };
