@@ -147,7 +147,7 @@ class Exercise:
     title: str
     task: str
     cases: Callable[[Random], list[Case]]
-    truth: Callable[..., Truth]
+    truth: Callable[[Problem, Array, Array, Array], Truth] | Callable[..., Truth]
     budget: Callable[[Problem, Tile], Budget]
     hints: tuple[str, ...]
     afterwards: str
