@@ -108,7 +108,9 @@ def test_varlen_attn(active: None) -> None:
     p = GQA.replace(batch=1, len_q=500)
     packed = [x.detach()[0].transpose(0, 1).contiguous().requires_grad_() for x in leaves(p)]
     ends = torch().tensor([0, 130, 130, 500], device="cuda", dtype=torch().int32)
-    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen).parameters else {}  # torch 2.11 has none
+    grouped = (
+        {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen).parameters else {}
+    )  # torch 2.11 has none
     found = varlen(*packed, ends, ends, 370, 370, window_size=(-1, 0), **grouped)
     again = flash_attn().flash_attn_varlen_func(*packed, ends, ends, 370, 370, causal=True)
     assert torch().equal(found, again)
