@@ -286,7 +286,7 @@ def test_a_backward_pass_over_sequences(head_dim: int, arch: str, name: str) -> 
     are kept in memory from the first step to the last."""
     problem = Problem(batch=1, heads=8, lengths=[1000], head_dim=head_dim, dtype="bfloat16", causal=True)
     config = CATALOGUE[name].program.configure(problem, Device.named(DEVICES[arch]))
-    compiled = compile_kernel(name, defines(config, "bfloat16", head_dim), arch=arch)
+    compiled = compile_kernel(source_of(name), defines(config, "bfloat16", head_dim), arch=arch)
     few = head_dim == 256 or (head_dim == 128 and name == "flash2_backward_deterministic")
     assert compiled.spills <= (24 if few else 0)
 

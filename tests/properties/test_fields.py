@@ -313,6 +313,7 @@ KNOW_WINDOWS = {
     "flashlab/measure/gradients.py": "shows queries of their own few keys",
     "simulator/operations/problems.py": "sanitises one",
     "flashlab/integrations/flash_attn.py": "takes one as another library says it",
+    "flashlab/integrations/sdpa.py": "takes one as another library says it",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
 }
 """The files that may name the field, and why: to reckon with a window, or to choose some."""

@@ -39,13 +39,14 @@ def drawn(name: str, seed: int, sequences: int = 40, longest: int = 3000, **feat
     """A batch of different sequences. All have as many queries where the algorithm wants that."""
     rng, row = random.Random(seed), CATALOGUE[name]
     alike = row.support.same_queries or row.operation.in_pages
-    n = rng.choice([1, 7, 40]) if alike else None
+    n = (1 if row.support.queries == 1 else rng.choice([1, 7, 40])) if alike else None
     lengths = [
         (rng.choice([0, rng.randrange(longest)]) if n is None else n, rng.randrange(longest)) for _ in range(sequences)
     ]
     shape = LATENT if name.startswith("mla") else {"heads": 4, "kv_heads": 2, "head_dim": rng.choice([64, 128])}
     pages = {"batch": sequences, "page_size": rng.choice([16, 24, 64])} if row.operation.in_pages else {"batch": 1}
-    mask = rng.choice([{}, {"causal": True}, {"window": (500, 3)}, {"window": (None, 9)}])
+    masks = [{}, {"causal": True}, {"window": (500, 3)}, {"window": (None, 9)}]
+    mask = rng.choice([each for each in masks if {*each} <= {*row.support.masks}])
     return Problem(**shape, **pages, **mask, **features, dtype="float16", lengths=lengths)
 
 

@@ -25,6 +25,9 @@ P = fl.Problem(batch=1, heads=1, len_q=128, head_dim=64, dtype="float16")
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs pytest with the plugin in an empty folder: `inner("test source", "--option")`."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # it may be installed, too
+    monkeypatch.setattr(
+        sys, "dont_write_bytecode", True
+    )  # bytecode would stand for a file as long that was written in the same second
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
