@@ -126,7 +126,7 @@ def _checked(answers: Mapping[str, Any], truth: Mapping[str, float]) -> dict[str
             raise unknown("quantity", name, truth)
         try:
             ok = math.isfinite(value) and not isinstance(value, bool)
-        except (TypeError, OverflowError):
+        except (TypeError, ValueError, OverflowError):  # NumPy reads an array of one text as a number
             ok = False
         if not ok:
             raise UsageError(name, value, "a number, or ... for no answer yet")

@@ -4,9 +4,10 @@ A call begins as one that is fine. Some of its arguments are then replaced: by v
 nearly so, and by junk. It has to return, or to raise `UsageError` or `Unavailable` with one line. What simulator and judges
 return is held to an oracle of loops. Nothing is compiled.
 
-    python -m tests.properties.fuzz --calls 100000 [--seed 1]
+    python -m tests.properties.fuzz --calls 100000 [--seed 1] [--processes 16]
 
-makes that many calls and prints what became of them; a failure is printed with the call.
+makes that many calls and prints what became of them. A failure is printed with the call and its number: `--first NUMBER --calls 1`
+makes it again, with the same seed. With torch installed, its doors are called, too.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ import argparse
 import contextlib
 import functools
 import importlib
+import importlib.metadata
+import importlib.util
 import inspect
 import io
 import json
 import math
+import multiprocessing
 import os
+import platform
+import signal
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -37,7 +44,9 @@ import flashlab as fl
 from simulator.operations.attention import ATTENTION
 from simulator.operations.paged import PAGED
 from simulator.operations.softmax import SOFTMAX
-from tests.properties.oracle import oracle
+from tests.properties import fuzz_serve
+from tests.properties.oracle import OPERATIONS, Posed, held, oracle
+from tests.properties.oracle import problem as problem_of
 
 BASE: dict[str, Any] = {"batch": 1, "heads": 2, "len_q": 9, "head_dim": 16, "dtype": "float16"}
 PROBLEMS: list[dict[str, Any]] = [
@@ -116,12 +125,20 @@ RUNS = ("simulate", "attention", "emulate", "naive", "naive_loop")
 """What takes arrays. The other functions' first valid calls are below."""
 
 
+PLAIN = [x for x in PROBLEMS if not x.keys() & {"page_size", "len_prefix"} and x.get("dtype") != "float8_e4m3fn"]
+"""Problems of attention that have no pages, no prefix and no scales."""
+
+
 def _arrays(random: Random) -> dict[str, Any]:
-    posed = fl.Problem(
-        **{**BASE, **random.choice([x for x in PROBLEMS if "lengths" not in x and x.get("dtype") != "float8_e4m3fn"])}
-    )
-    posed = posed.replace(page_size=None, len_prefix=None, drafts=False)
+    posed = fl.Problem(**{**BASE, **random.choice(PLAIN)})
     return {**ATTENTION.draw(posed, random.randrange(9)), **posed.masks}
+
+
+def _gradients(random: Random) -> dict[str, Any]:
+    """Operands of a backward pass. `out` and `lse` are zeros: nothing computes with them here."""
+    arrays = _arrays(random)
+    q, zeros = arrays["q"], np.zeros
+    return {"dout": q, **arrays, "out": zeros(q.shape, q.dtype), "lse": zeros(q.shape[:3], np.float32)}
 
 
 def _in_pages(random: Random) -> dict[str, Any]:
@@ -136,7 +153,7 @@ def _in_pages(random: Random) -> dict[str, Any]:
 
 
 def _plainly(random: Random) -> dict[str, Any]:
-    return {"algorithm": random.choice(["flash2", "standard", "flash1"]), **_arrays(random)}
+    return {"algorithm": random.choice(["flash2", "standard", "flash1", "flash3"]), **_arrays(random)}
 
 
 def _latent(random: Random) -> dict[str, Any]:
@@ -167,9 +184,13 @@ def _cache(random: Random) -> dict[str, Any]:
 
 
 FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
-    "simulate": lambda r: _plainly(r) if r.random() < 0.8 else _in_pages(r),
+    "simulate": lambda r: r.choices(
+        [_plainly, _in_pages, lambda r: {"algorithm": "mla", **_latent(r)}, lambda r: {"algorithm": "cascade", **_cascade(r)}],
+        [0.7, 0.15, 0.05, 0.1],
+    )[0](r),
     "emulate": lambda r: _plainly(r),
     "attention": lambda r: {**_arrays(r), "algorithm": "flash2", "backend": "emulator"},
+    "attention_backward": lambda r: {**_gradients(r), "backend": "emulator"},
     "mla": lambda r: {**_latent(r), "backend": "emulator"},
     "cascade": lambda r: {**_cascade(r), "backend": "emulator"},
     **dict.fromkeys(("naive", "naive_loop"), _arrays),
@@ -210,7 +231,6 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
 ENDLESS = ("shape_run", "check_formula", "plan", "compare", "timeline", "verify")
 """Functions that run a program on its shapes, or look at each block: they get no huge problem."""
 NOT_CALLED = {
-    "attention_backward": "its operands are another call's results",
     "program": "it only keeps what it is given", "progress": "it takes nothing", "sample": "it takes nothing",
     "catalogue": "a module", "__version__": "text",
 }  # fmt: skip
@@ -268,7 +288,8 @@ def outcome(call: Call) -> str:
             said = str(error)
             assert said and "\n" not in said and len(said) < 2000, f"no line: {said!r}"
             return "unavailable" if isinstance(error, fl.Unavailable) else "refused"
-        if call.name in ORACLES and isinstance(result, fl.Run | fl.Reference):
+        plain = "latent" not in call.arguments and "k_prefix" not in call.arguments
+        if call.name in ORACLES and plain and isinstance(result, fl.Run | fl.Reference):
             for given, out in _requests(call.arguments, result.out):
                 _hold(given, out)
     return "returned"
@@ -639,67 +660,151 @@ def apart() -> Generator[None]:
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def one(random: Random) -> tuple[str, Any, str]:
-    """One call, plan, command or file: its kind, what it was, and what became of it. Raises what it may not raise."""
-    kind = random.choices(["call", "plan", "command", "file"], [5, 1, 3, 2])[0]
-    if kind == "plan":
-        plan = a_plan(random)
-        try:
-            return kind, plan, planned(plan)
-        except BaseException as error:
-            error.add_note(repr(plan))
-            raise
-    if kind == "call":
-        call = a_call(random)
-        try:
-            return kind, call, outcome(call)
-        except BaseException as error:
-            error.add_note(repr(call))
-            raise
-    if kind == "command":
-        typed = a_command(random)
-        if typed.words[0] == "verify":  # it would run for seconds
-            typed = Typed((*typed.words, "--check", "nosuch"))
-        try:
-            return kind, typed, ended(typed)
-        except BaseException as error:
-            error.add_note(f"flashlab {' '.join(map(repr, typed.words))}")
-            raise
+class Kind(NamedTuple):
+    """Of a kind of calls: how often it is drawn, how one is drawn, and what runs it. `said` is how a failure is printed."""
+
+    weight: float
+    draw: Callable[[Random], Any]
+    run: Callable[[Any], str]
+    said: Callable[[Any], str] = repr
+
+
+def _command(random: Random) -> Typed:
+    typed = a_command(random)
+    return (
+        Typed((*typed.words, "--check", "nosuch")) if typed.words[0] == "verify" else typed
+    )  # it would run for seconds
+
+
+def _file(random: Random) -> tuple[str, bytes]:
     name = random.choice(list(PARSERS))
-    content = damaged(random, PARSERS[name][1]())
+    return name, damaged(random, PARSERS[name][1]())
+
+
+def _beside_loops(random: Random) -> Posed:
+    return problem_of(random.choice(OPERATIONS), random)
+
+
+KINDS: Mapping[str, Kind] = {
+    "call": Kind(5, a_call, outcome),
+    "plan": Kind(1, a_plan, planned),
+    "command": Kind(3, _command, ended, lambda typed: f"flashlab {' '.join(map(repr, typed.words))}"),
+    "file": Kind(2, _file, lambda file: parsed(*file), lambda file: f"{file[0]}: {file[1][:3000]!r}"),
+    "numbers": Kind(0.3, _beside_loops, lambda posed: "returned" if held(posed) else "beyond float32"),
+    "day": Kind(0.5, fuzz_serve.a_day, fuzz_serve.served),
+    "pages": Kind(0.5, fuzz_serve.a_manager, fuzz_serve.managed),
+}
+"""What needs nothing but the base install."""
+
+
+@functools.cache
+def kinds() -> Mapping[str, Kind]:
+    """All kinds: with torch also the calls of its doors."""
+    if importlib.util.find_spec("torch") is None:
+        return KINDS
+    from tests.properties import test_fuzz_operators, test_fuzz_torch
+
+    def said(call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> str:
+        name, given, options = call
+        return f"{name}({[str(x)[:80] for x in given]}, { {key: str(x)[:80] for key, x in options.items()} })"
+
+    doors = {"torch": test_fuzz_torch, "operator": test_fuzz_operators}
+    return {
+        **KINDS,
+        **{
+            name: Kind(1, door.a_call, lambda call, door=door: door.outcome(*call), said)
+            for name, door in doors.items()
+        },
+    }
+
+
+def one(random: Random, among: Mapping[str, Kind] = KINDS) -> tuple[str, str]:
+    """A call of any kind: the kind, and what became of it. Raises what it may not raise, with the call as a note."""
+    name = random.choices(list(among), [kind.weight for kind in among.values()])[0]
+    kind = among[name]
+    drawn = kind.draw(random)
     try:
-        return kind, name, parsed(name, content)
+        return name, kind.run(drawn)
     except BaseException as error:
-        error.add_note(f"{name}: {content[:3000]!r}")
+        error.add_note(kind.said(drawn))
         raise
+
+
+class TooLong(Exception):
+    """A call takes more processor time than any may."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Generator[None]:
+    """No more processor time than so much. Raises `TooLong`. Only where there are such timers, so not on Windows."""
+
+    def stop(*_: Any) -> None:
+        raise TooLong(f"more than {seconds:g} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+class Part(NamedTuple):
+    """What some calls of a run became, its failures by what was raised, and its slowest call, in seconds."""
+
+    became: Counter[tuple[str, str]]
+    failures: Counter[str]
+    slowest: tuple[float, int]
+
+
+def part(seed: str, calls: range) -> Part:
+    """Make some calls of a run. Each follows from the seed and its number. What may not be raised is printed."""
+    became, failures, slowest = Counter[tuple[str, str]](), Counter[str](), (0.0, 0)
+    with apart():
+        for n in calls:
+            started = time.perf_counter()
+            try:
+                with limited(60):
+                    became[one(Random(f"{seed} {n}"), kinds())] += 1
+            except Exception as error:
+                name = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:150]
+                failures[name] += 1
+                if failures[name] <= 2:
+                    said = (getattr(error, "__notes__", None) or [""])[-1][:1500]
+                    print(f"FAILED {n}: {name}\n    {said}", flush=True)
+            slowest = max(slowest, (time.perf_counter() - started, n))
+    return Part(became, failures, slowest)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first call")
+    parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
-    found, failures, slowest, begun = Counter[tuple[str, str]](), Counter[str](), (0.0, ""), time.perf_counter()
-    with apart():
-        for n in range(given.calls):
-            started = time.perf_counter()
-            try:
-                kind, what, became = one(Random(f"{given.seed} {n}"))
-                found[kind, became] += 1
-            except Exception as error:
-                kind, what, became = "failed", error, ""
-                name = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:150]
-                failures[name] += 1
-                if failures[name] <= 2:
-                    print(
-                        f"FAILED {n}: {name}\n    {(getattr(error, '__notes__', None) or [''])[-1][:1500]}", flush=True
-                    )
-            if (took := time.perf_counter() - started) > slowest[0]:
-                slowest = took, f"{n}: {what!r}"[:500]
-    for (kind, became), n in sorted(found.items()):
-        print(f"{kind:<8} {became:<12} {n:>8,}")
-    print(f"{'failed':<21} {sum(failures.values()):>8,}")
-    print(f"{given.calls:,} in {time.perf_counter() - begun:.0f} s; the slowest took {slowest[0]:.1f} s, {slowest[1]}")
+    begun, numbers = time.perf_counter(), range(given.first, given.first + given.calls)
+    shares = [numbers[i :: given.processes] for i in range(given.processes)]
+    if given.processes == 1:
+        parts = [part(given.seed, numbers)]
+    else:
+        with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
+            parts = list(pool.map(part, [given.seed] * len(shares), shares))
+    became = sum((each.became for each in parts), Counter[tuple[str, str]]())
+    failures = sum((each.failures for each in parts), Counter[str]())
+    for (kind, what), n in sorted(became.items()):
+        print(f"{kind:<8} {what:<14} {n:>8,}")
+    for name, n in failures.most_common():
+        print(f"failed {n:,}: {name}")
+    slowest, which = max(each.slowest for each in parts)
+    print(f"the slowest was call {which}: {slowest:.1f} s")
+    with_torch = f"torch {importlib.metadata.version('torch')}" if len(kinds()) > len(KINDS) else "without torch"
+    print(
+        f"{given.calls:,} calls, {sum(failures.values()):,} findings ({len(failures)} kinds), seed {given.seed}, calls"
+        f" {numbers.start:,} to {numbers.stop - 1:,}, flashlab {fl.__version__}, Python {platform.python_version()}, {with_torch},"
+        f" {given.processes} processes, {time.perf_counter() - begun:.0f} s"
+    )
     sys.exit(1 if failures else 0)
 
 

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
+from flashlab.serve.blocks import KVCacheManager
+from flashlab.serve.requests import Request
 from simulator.operations.attention import ATTENTION
-from tests.properties import fuzz, oracle
+from tests.properties import fuzz, fuzz_serve, oracle
 from tests.tiers import examples
 
 EACH = 250
@@ -94,6 +96,41 @@ def test_a_plan_s_raw_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttributeError):
         for n in range(100):
             fuzz.planned(fuzz.a_plan(Random(n)))
+
+
+def test_a_wrong_block_manager_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(manager: KVCacheManager, request: Request) -> None:
+        manager.owned.pop(request, None)
+
+    monkeypatch.setattr(KVCacheManager, "free", kept)
+    with pytest.raises(AssertionError):
+        for n in range(20):
+            fuzz_serve.managed(fuzz_serve.a_manager(Random(n)))
+
+
+def test_a_day_that_keeps_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = KVCacheManager._release  # pyright: ignore[reportPrivateUsage]
+
+    def keeps_one(manager: KVCacheManager, request: Request) -> None:
+        manager.owned[request].table = manager.owned[request].table[1:]
+        right(manager, request)
+
+    monkeypatch.setattr(KVCacheManager, "_release", keeps_one)
+    with pytest.raises(AssertionError):
+        for n in range(20):
+            fuzz_serve.served(fuzz_serve.a_day(Random(n)))
+
+
+def test_parts_of_a_run_are_the_run() -> None:
+    """Calls follow from their numbers, whichever process makes them."""
+    whole, halves = fuzz.part("parts", range(40)), [fuzz.part("parts", range(i, 40, 2)) for i in range(2)]
+    assert whole.became == halves[0].became + halves[1].became and sum(whole.became.values()) == 40
+
+
+def test_a_call_that_does_not_end_is_found() -> None:
+    with pytest.raises(fuzz.TooLong), fuzz.limited(0.05):
+        while True:
+            pass
 
 
 def test_every_public_call_is_drawn() -> None:

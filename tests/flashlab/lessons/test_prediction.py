@@ -62,7 +62,7 @@ def test_slips_can_be_told_from_the_truth_and_each_other():
             )
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, "many", None, True, [1, 2], np.ones(2)])
+@pytest.mark.parametrize("value", [math.nan, math.inf, "many", None, True, [1, 2], np.ones(2), np.array(["a"])])
 def test_what_is_no_number_is_told_in_a_line(value: object):
     answer = fl.predict("01.1", hbm_peak=value)  # pyright: ignore
     assert "expected a number" in repr(answer)
