@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
+from numbers import Real
 from types import EllipsisType
 from typing import Any
 
@@ -125,8 +126,8 @@ def _checked(answers: Mapping[str, Any], truth: Mapping[str, float]) -> dict[str
         if name not in truth:
             raise unknown("quantity", name, truth)
         try:
-            ok = math.isfinite(value) and not isinstance(value, bool)
-        except (TypeError, ValueError, OverflowError):  # NumPy reads an array of one text as a number
+            ok = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        except OverflowError:
             ok = False
         if not ok:
             raise UsageError(name, value, "a number, or ... for no answer yet")
