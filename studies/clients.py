@@ -1,9 +1,10 @@
-"""Models that run on our kernels, beside PyTorch's own attention: `python -m studies clients train|speed|families`.
+"""Models that run on our kernels, beside PyTorch's own attention: `python -m studies clients train|speed|profile|families`.
 
 - `train` trains the small model of `studies.model` with each attention, from the same weights on the same text. Before that, the
   gradients of the first step are held to those in float32: an attention passes if its error is at most 1.1 times SDPA's. With
   `--tiny` it does so on a CPU, where our kernels run on the emulator.
 - `speed` times steps of a transformer of four layers, the contenders in turn, in four shapes. It needs a GPU.
+- `profile` says where the time of such a step goes: the host's for attention's calls and in all, and the GPU's by kernels.
 - `families` has logits and gradients of six families of Transformers' models, with random weights, against eager ones in float32:
   in bfloat16 on a GPU, beside SDPA, and in float32 on the emulator.
 
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +31,7 @@ from rich.progress import track
 from flashlab.measure import results
 from flashlab.measure.results import Kind
 from simulator.errors import UsageError, unknown
+from studies.profiled import Watched, of_steps
 from studies.rows import row, shown
 
 Row = dict[str, Any]
@@ -51,6 +54,8 @@ SMALL: Row = {"dropout": 0.0}
 FOUR: Row = {"layers": 4, "width": 1024, "heads": 8, "head_dim": 128, "hidden": 2816, "dropout": 0.0}
 SHAPES = ((4, 4096, 8), (1, 16384, 2), (16, 1024, 8), (32, 512, 8))
 """Of the steps that are timed: windows, tokens of each, KV heads."""
+PROFILED = SHAPES[2:]
+"""Of the steps that are taken apart: those in which attention has the least to compute."""
 STEPS = 3
 """Of a contender in a round."""
 
@@ -72,9 +77,24 @@ FAMILY = row(
     " magnitude in it (`worst`), and the norm of the errors over that of the array (`mean`, the root mean square over arrays).",
     family=str, attention=str, dtype=str, logits_worst=float, logits_mean=float, gradients_worst=float, gradients_mean=float,
 )  # fmt: skip
+KERNEL = row(
+    "StepKernel",
+    "A kernel of a step: its launches, and its milliseconds on the GPU.",
+    kernel=str,
+    launches=float,
+    ms=float,
+)
+PROFILE = row(
+    "TrainingProfile", "Where the time of a step goes, in milliseconds. `host_ms` is how long the host takes to queue a step on an"
+    " idle GPU, and `gpu_ms` how long kernels run: the GPU is idle for the rest of `step_ms`. `forward_us` and `backward_us` are"
+    " microseconds of the host for attention's call and for its node in the backward pass. `kernels` are those that take most.",
+    attention=str, batch=int, context=int, step_ms=float, host_ms=float, gpu_ms=float | None, launches=float | None,
+    forward_us=float, backward_us=float, kernels=tuple[KERNEL, ...],
+)  # fmt: skip
 CLIENTS = row(
     "Clients", "What one part measured. Of a model it gives the sizes.", part=str, dtype=str, model=dict[str, float],
-    batch=int | None, runs=(tuple[RUN, ...], ()), speeds=(tuple[STEP, ...], ()), families=(tuple[FAMILY, ...], ()),
+    batch=int | None, runs=(tuple[RUN, ...], ()), speeds=(tuple[STEP, ...], ()), profiles=(tuple[PROFILE, ...], ()),
+    families=(tuple[FAMILY, ...], ()),
 )  # fmt: skip
 
 
@@ -101,11 +121,19 @@ def headline(of: Any) -> str:
         found = f"{len(of.runs[0].losses)} training steps end at a loss of {ends}"
         if len({(r.attention, r.seed) for r in of.runs}) < len(of.runs):
             off, spread = apart(of.runs)
-            found += f"; with the same seed ours is {max(off):.1e} from SDPA's, whose own runs are {spread:.1e} apart"
+            holds = "at most" if max(off) <= 2 * spread else "NOT within"
+            found += f"; with the same seed ours is {max(off):.1e} from SDPA's, {holds} twice the {spread:.1e} between its own runs"
         return found
     if of.speeds:
         ours = [f"{r.ratio:.2f} × at {r.batch} × {r.context:,}" for r in of.speeds if r.attention == OURS and r.ratio]
         return f"training tokens per second over the fastest other attention's: {', '.join(ours)}"
+    if of.profiles:
+        each = [
+            f"{r.step_ms:.1f} ms at {r.batch} × {r.context:,}, the GPU idle for {_idle(r):.0%}"
+            for r in of.profiles
+            if r.attention == OURS and r.gpu_ms
+        ]
+        return f"a training step takes {'; '.join(each) or 'what a CPU needs'}"
     ours = [r for r in of.families if r.attention == OURS]
     worst = max(max(r.logits_worst, r.gradients_worst) for r in ours)
     found = (
@@ -117,23 +145,36 @@ def headline(of: Any) -> str:
     return f"{found}, at most {max(shares):.2f} × the mean errors of PyTorch's attention" if shares else found
 
 
+def _idle(r: Any) -> float | None:
+    return None if r.gpu_ms is None else max(0.0, 1 - r.gpu_ms / r.step_ms)
+
+
 def table(of: Any) -> str:
-    """A row for each run, shape or family."""
+    """A row for each run, shape or family. Kernels of steps have a table of their own."""
     giga: Mapping[str, Callable[[Any], Any]] = {
         "peak": lambda r: None if r.peak is None else r.peak / 1e9, "formula": lambda r: r.formula / 1e9,
         "first": lambda r: r.losses[0], "end": end, "verdict": lambda r: "passed" if r.passed else "FAILED",
+        "idle": _idle,
     }  # fmt: skip
     columns = {
         "runs": "attention | seed | tokens/s=tokens_per_s:,.0f | host ms=host_ms:.1f | peak GB=peak:.3f | formula GB=formula:.3f"
         " | first loss=first:.4f | loss at the end=end:.4f | error of gradients=error:.1e | verdict",
         "speeds": "attention | windows=batch | tokens=context:, | heads | KV heads=kv_heads | tokens/s=tokens_per_s:,.0f"
         " | × the fastest other=ratio:.3f | peak GB=peak:.2f",
+        "profiles": "attention | windows=batch | tokens=context:, | step ms=step_ms:.2f | host ms=host_ms:.2f | GPU ms=gpu_ms:.2f"
+        " | GPU idle=idle:.0% | launches:.0f | forward µs=forward_us:.0f | backward µs=backward_us:.0f",
         "families": "family | attention | dtype | logits worst=logits_worst:.1e | logits mean=logits_mean:.1e"
         " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e",
     }  # fmt: skip
     (name,) = (x for x in columns if getattr(of, x))
-    rows = type("Rows", (), {"rows": getattr(of, name)})
-    return shown(columns[name], **giga)(rows)
+    parts = [shown(columns[name], **giga)(SimpleNamespace(rows=getattr(of, name)))]
+    for r in of.profiles:
+        if r.kernels:
+            parts += [
+                f"{r.attention} at {r.batch} × {r.context:,}:",
+                shown("launches:.0f | ms:.3f | kernel")(SimpleNamespace(rows=r.kernels)),
+            ]
+    return "\n\n".join(parts)
 
 
 KIND = Kind(
@@ -333,6 +374,31 @@ def speed(torch: Any, given: Any) -> Row:
     return {"dtype": str(dtype).removeprefix("torch."), "model": sizes, "batch": None, "speeds": rows}
 
 
+def profile(torch: Any, given: Any) -> Row:
+    """Where the time of a step goes in the shapes with the shortest windows, a row for each contender."""
+    m = models()
+    device = "cuda" if torch.cuda.is_available() and not given.tiny else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    rows = list[Row]()
+    sizes = {**TINY, "layers": 1} if given.tiny else FOUR
+    for batch, context, kv_heads in ((2, 32, 2),) if given.tiny else PROFILED:
+        config = m.Config(**{**sizes, "context": context, "kv_heads": kv_heads})
+        names = able(torch, given.attention, device, dtype, config)
+        text = torch.randint(config.vocabulary, (1_000_000,), device=device).to(torch.uint8)
+        model = m.Transformer(config).to(device)
+        steps = m.trained(model, m.windows(text, context, batch, 0), 1000, dtype=dtype)
+        for name in _bar(names, f"{batch} × {context:,}"):
+            _free(torch)
+            watched = Watched(m.ATTENTION[name])
+            model.attending(watched)
+            found = of_steps(torch, lambda steps=steps: next(steps), lambda: _wait(torch))
+            both = {"forward_us": watched.forward, "backward_us": watched.backward}
+            times = {name: 1e6 * statistics.median(each[len(each) // 10 :]) for name, each in both.items()}
+            rows.append({"attention": name, "batch": batch, "context": context, **found, **times})
+        del model, steps
+    return {"dtype": str(dtype).removeprefix("torch."), "model": sizes, "batch": None, "profiles": rows}
+
+
 WINDOW: Row = {"sliding_window": 24}
 FAMILIES: Mapping[str, tuple[str, str, Row]] = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", {}),
@@ -424,7 +490,12 @@ def drawn(runs: Sequence[Any], path: Path) -> None:
     figure.savefig(path)
 
 
-PARTS: Mapping[str, Callable[[Any, Any], Row]] = {"train": train, "speed": speed, "families": families}
+PARTS: Mapping[str, Callable[[Any, Any], Row]] = {
+    "train": train,
+    "speed": speed,
+    "profile": profile,
+    "families": families,
+}
 
 
 def main(words: Sequence[str]) -> None:
