@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from studies import clients, profiled
+from studies import clients, families, profiled
 
 ONE = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "hidden": 48, "context": 16}
 
@@ -98,7 +98,7 @@ def test_memory_by_formula() -> None:
 @pytest.mark.long
 def test_families_of_models(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "families")
-    assert status == 0 and all(f"| {name} | flashlab | float32 |" in out for name in clients.FAMILIES)
+    assert status == 0 and all(f"| {name} | flashlab | float32 |" in out for name in families.FAMILIES)
 
 
 def made(attention: str, seed: int, loss: float) -> dict[str, Any]:

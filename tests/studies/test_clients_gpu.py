@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from studies import clients, profiled
+from studies import clients, families, profiled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 ASKED: dict[str, Any] = {"tiny": False, "attention": "flashlab,sdpa-flash,math", "seeds": [0], "again": 1, "rounds": 2}
@@ -53,11 +53,11 @@ def test_a_step_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.transformers
 def test_families(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean errors are at most 1.1 times those of PyTorch's attention in bfloat16, of a family with sinks and one without."""
-    monkeypatch.setattr(clients, "FAMILIES", {name: clients.FAMILIES[name] for name in ("Llama", "gpt-oss")})
+    monkeypatch.setattr(families, "FAMILIES", {name: families.FAMILIES[name] for name in ("Llama", "gpt-oss")})
     of = measured("families")
     ours = {r.family: r for r in of.families if r.attention == clients.OURS}
     beside = {r.family: r for r in of.families if r.attention != clients.OURS}
-    assert ours.keys() == beside.keys() == clients.FAMILIES.keys()
+    assert ours.keys() == beside.keys() == families.FAMILIES.keys()
     for family, r in ours.items():
         assert r.logits_mean <= clients.LIMIT * beside[family].logits_mean, family
         assert r.gradients_mean <= clients.LIMIT * beside[family].gradients_mean, family

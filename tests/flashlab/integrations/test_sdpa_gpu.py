@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flashlab as fl
-from studies import clients
+from studies import clients, families
 from tests.flashlab.integrations.test_torch_gpu import NAMES, flash_attn, judged, leaves, torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.filterwarnings("default")]
@@ -146,9 +146,9 @@ def test_transformers_sdpa(active: None) -> None:
     model.set_attn_implementation("sdpa")
     model.bfloat16()
     names = kernels(answers)
-    ours = clients.mean_error(answers(), right)
+    ours = families.mean_error(answers(), right)
     choices().restore_flash_attention_impl()
-    theirs = clients.mean_error(answers(), right)
+    theirs = families.mean_error(answers(), right)
     assert not any("pytorch_flash" in name for name in names) and any("flash" in name for name in names), names
     assert ours <= clients.LIMIT * theirs
 
