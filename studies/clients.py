@@ -1,9 +1,10 @@
-"""Models that run on our kernels, beside PyTorch's own attention: `python -m studies clients train|speed|families`.
+"""Models that run on our kernels, beside PyTorch's own attention: `python -m studies clients train|speed|profile|families`.
 
 - `train` trains the small model of `studies.model` with each attention, from the same weights on the same text. Before that, the
   gradients of the first step are held to those in float32: an attention passes if its error is at most 1.1 times SDPA's. With
   `--tiny` it does so on a CPU, where our kernels run on the emulator.
 - `speed` times steps of a transformer of four layers, the contenders in turn, in four shapes. It needs a GPU.
+- `profile` says where the time of such a step goes: the host's for attention's calls and in all, and the GPU's by kernels.
 - `families` has logits and gradients of six families of Transformers' models, with random weights, against eager ones in float32:
   in bfloat16 on a GPU, beside SDPA, and in float32 on the emulator.
 
@@ -18,21 +19,21 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-
-from rich.console import Console
-from rich.progress import track
 
 from flashlab.measure import results
 from flashlab.measure.results import Kind
 from simulator.errors import UsageError, unknown
+from studies.families import OURS, bar, families, mean_error
+from studies.profiled import Watched, of_steps
 from studies.rows import row, shown
 
 Row = dict[str, Any]
-OURS, JUDGE = "flashlab", "math"
+JUDGE = "math"
 LAST = 20
 """The loss at the end of a run is the mean of so many steps."""
 LIMIT, ROUNDING = 1.1, 2e-6
@@ -51,6 +52,8 @@ SMALL: Row = {"dropout": 0.0}
 FOUR: Row = {"layers": 4, "width": 1024, "heads": 8, "head_dim": 128, "hidden": 2816, "dropout": 0.0}
 SHAPES = ((4, 4096, 8), (1, 16384, 2), (16, 1024, 8), (32, 512, 8))
 """Of the steps that are timed: windows, tokens of each, KV heads."""
+PROFILED = SHAPES[2:]
+"""Of the steps that are taken apart: those in which attention has the least to compute."""
 STEPS = 3
 """Of a contender in a round."""
 
@@ -72,9 +75,24 @@ FAMILY = row(
     " magnitude in it (`worst`), and the norm of the errors over that of the array (`mean`, the root mean square over arrays).",
     family=str, attention=str, dtype=str, logits_worst=float, logits_mean=float, gradients_worst=float, gradients_mean=float,
 )  # fmt: skip
+KERNEL = row(
+    "StepKernel",
+    "A kernel of a step: its launches, and its milliseconds on the GPU.",
+    kernel=str,
+    launches=float,
+    ms=float,
+)
+PROFILE = row(
+    "TrainingProfile", "Where the time of a step goes, in milliseconds. `host_ms` is how long the host takes to queue a step on an"
+    " idle GPU, and `gpu_ms` how long kernels run: the GPU is idle for the rest of `step_ms`. `forward_us` and `backward_us` are"
+    " microseconds of the host for attention's call and for its node in the backward pass. `kernels` are those that take most.",
+    attention=str, batch=int, context=int, step_ms=float, host_ms=float, gpu_ms=float | None, launches=float | None,
+    forward_us=float, backward_us=float, kernels=tuple[KERNEL, ...],
+)  # fmt: skip
 CLIENTS = row(
     "Clients", "What one part measured. Of a model it gives the sizes.", part=str, dtype=str, model=dict[str, float],
-    batch=int | None, runs=(tuple[RUN, ...], ()), speeds=(tuple[STEP, ...], ()), families=(tuple[FAMILY, ...], ()),
+    batch=int | None, runs=(tuple[RUN, ...], ()), speeds=(tuple[STEP, ...], ()), profiles=(tuple[PROFILE, ...], ()),
+    families=(tuple[FAMILY, ...], ()),
 )  # fmt: skip
 
 
@@ -101,11 +119,19 @@ def headline(of: Any) -> str:
         found = f"{len(of.runs[0].losses)} training steps end at a loss of {ends}"
         if len({(r.attention, r.seed) for r in of.runs}) < len(of.runs):
             off, spread = apart(of.runs)
-            found += f"; with the same seed ours is {max(off):.1e} from SDPA's, whose own runs are {spread:.1e} apart"
+            holds = "at most" if max(off) <= 2 * spread else "NOT within"
+            found += f"; with the same seed ours is {max(off):.1e} from SDPA's, {holds} twice the {spread:.1e} between its own runs"
         return found
     if of.speeds:
         ours = [f"{r.ratio:.2f} × at {r.batch} × {r.context:,}" for r in of.speeds if r.attention == OURS and r.ratio]
         return f"training tokens per second over the fastest other attention's: {', '.join(ours)}"
+    if of.profiles:
+        each = [
+            f"{r.step_ms:.1f} ms at {r.batch} × {r.context:,}, the GPU idle for {_idle(r):.0%}"
+            for r in of.profiles
+            if r.attention == OURS and r.gpu_ms
+        ]
+        return f"a training step takes {'; '.join(each) or 'what a CPU needs'}"
     ours = [r for r in of.families if r.attention == OURS]
     worst = max(max(r.logits_worst, r.gradients_worst) for r in ours)
     found = (
@@ -117,23 +143,36 @@ def headline(of: Any) -> str:
     return f"{found}, at most {max(shares):.2f} × the mean errors of PyTorch's attention" if shares else found
 
 
+def _idle(r: Any) -> float | None:
+    return None if r.gpu_ms is None else max(0.0, 1 - r.gpu_ms / r.step_ms)
+
+
 def table(of: Any) -> str:
-    """A row for each run, shape or family."""
+    """A row for each run, shape or family. Kernels of steps have a table of their own."""
     giga: Mapping[str, Callable[[Any], Any]] = {
         "peak": lambda r: None if r.peak is None else r.peak / 1e9, "formula": lambda r: r.formula / 1e9,
         "first": lambda r: r.losses[0], "end": end, "verdict": lambda r: "passed" if r.passed else "FAILED",
+        "idle": _idle,
     }  # fmt: skip
     columns = {
         "runs": "attention | seed | tokens/s=tokens_per_s:,.0f | host ms=host_ms:.1f | peak GB=peak:.3f | formula GB=formula:.3f"
         " | first loss=first:.4f | loss at the end=end:.4f | error of gradients=error:.1e | verdict",
         "speeds": "attention | windows=batch | tokens=context:, | heads | KV heads=kv_heads | tokens/s=tokens_per_s:,.0f"
         " | × the fastest other=ratio:.3f | peak GB=peak:.2f",
+        "profiles": "attention | windows=batch | tokens=context:, | step ms=step_ms:.2f | host ms=host_ms:.2f | GPU ms=gpu_ms:.2f"
+        " | GPU idle=idle:.0% | launches:.0f | forward µs=forward_us:.0f | backward µs=backward_us:.0f",
         "families": "family | attention | dtype | logits worst=logits_worst:.1e | logits mean=logits_mean:.1e"
         " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e",
     }  # fmt: skip
     (name,) = (x for x in columns if getattr(of, x))
-    rows = type("Rows", (), {"rows": getattr(of, name)})
-    return shown(columns[name], **giga)(rows)
+    parts = [shown(columns[name], **giga)(SimpleNamespace(rows=getattr(of, name)))]
+    for r in of.profiles:
+        if r.kernels:
+            parts += [
+                f"{r.attention} at {r.batch} × {r.context:,}:",
+                shown("launches:.0f | ms:.3f | kernel")(SimpleNamespace(rows=r.kernels)),
+            ]
+    return "\n\n".join(parts)
 
 
 KIND = Kind(
@@ -146,10 +185,6 @@ KIND = Kind(
 def models() -> Any:
     """The module of the small model, which needs torch."""
     return import_module("studies.model")
-
-
-def _bar(of: Sequence[Any], what: str) -> Iterable[Any]:
-    return track(of, what, console=Console(stderr=True))
 
 
 def _free(torch: Any) -> None:
@@ -200,17 +235,6 @@ def gradients(torch: Any, model: Any, window: Any, dtype: Any) -> dict[str, Any]
     found = {name: x.grad.detach().float() for name, x in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     return found
-
-
-def mean_error(found: Mapping[str, Any], right: Mapping[str, Any]) -> float:
-    """The root mean square, over arrays, of the norm of the error over the norm of the array."""
-    shares = [((found[x] - y).norm() / y.norm()).item() for x, y in right.items()]
-    return statistics.mean(x * x for x in shares) ** 0.5
-
-
-def worst_error(found: Mapping[str, Any], right: Mapping[str, Any]) -> float:
-    """The largest, over arrays, of the largest error over the largest magnitude."""
-    return max(((found[x] - y).abs().max() / y.abs().max()).item() for x, y in right.items())
 
 
 def able(torch: Any, names: str, device: str, dtype: Any, config: Any) -> list[str]:
@@ -264,7 +288,7 @@ def train(torch: Any, given: Any) -> Row:
         model, drawn = fresh(name, seed), m.windows(text, config.context, given.batch, seed)
         steps, losses, queued = m.trained(model, drawn, given.steps, dtype=dtype), list[Any](), list[float]()
         warm, begun = min(10, given.steps // 4), 0.0
-        for i in _bar(range(given.steps), f"{name}, seed {seed}"):
+        for i in bar(range(given.steps), f"{name}, seed {seed}"):
             if i == warm:
                 _wait(torch)
                 begun = time.perf_counter()
@@ -296,7 +320,7 @@ def speed(torch: Any, given: Any) -> Row:
     rows = list[Row]()
     shapes = ((2, 32, 2),) if given.tiny else SHAPES
     sizes = {**TINY, "layers": 1} if given.tiny else FOUR
-    for batch, context, kv_heads in _bar(shapes, "speed"):
+    for batch, context, kv_heads in bar(shapes, "speed"):
         config = m.Config(**{**sizes, "context": context, "kv_heads": kv_heads})
         names = able(torch, given.attention, device, dtype, config)
         text = torch.randint(config.vocabulary, (1_000_000,), device=device).to(torch.uint8)
@@ -333,81 +357,29 @@ def speed(torch: Any, given: Any) -> Row:
     return {"dtype": str(dtype).removeprefix("torch."), "model": sizes, "batch": None, "speeds": rows}
 
 
-WINDOW: Row = {"sliding_window": 24}
-FAMILIES: Mapping[str, tuple[str, str, Row]] = {
-    "Llama": ("LlamaForCausalLM", "LlamaConfig", {}),
-    "Qwen 3": ("Qwen3ForCausalLM", "Qwen3Config", {}),
-    "Mistral": ("MistralForCausalLM", "MistralConfig", WINDOW),
-    "Gemma 2": ("Gemma2ForCausalLM", "Gemma2Config", {**WINDOW, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 64}),
-    "Gemma 3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
-    "gpt-oss": (
-        "GptOssForCausalLM", "GptOssConfig",
-        {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2, "experts_implementation": "eager"},
-    ),
-}  # fmt: skip
-"""By family: the classes of the model and of its configuration, and what the configuration says beside `_SIZES`."""
-_SIZES: Row = {"vocab_size": 256, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
-_ON_GPU: Row = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-}
-_ON_CPU: Row = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
-
-
-def families(torch: Any, given: Any) -> Row:
-    """Errors of a family's logits and gradients, in a batch that is padded at its left, a row for each attention."""
-    from flashlab.integrations.transformers import register
-
-    library: Any = import_module("transformers")
-    gpu = torch.cuda.is_available() and not given.tiny
-    device, dtype, length = ("cuda", torch.bfloat16, 256) if gpu else ("cpu", torch.float32, 40)
-    register("fl_attention")
-    tokens = torch.randint(2, 256, (2, length), generator=torch.Generator().manual_seed(0)).to(device)
-    mask = torch.ones_like(tokens)
-    mask[1, : length // 4] = 0
+def profile(torch: Any, given: Any) -> Row:
+    """Where the time of a step goes in the shapes with the shortest windows, a row for each contender."""
+    m = models()
+    device = "cuda" if torch.cuda.is_available() and not given.tiny else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     rows = list[Row]()
-    for family, (made, configured, more) in _bar(list(FAMILIES.items()), "families"):
-        torch.manual_seed(0)
-        config = getattr(library, configured)(
-            **_SIZES, **(_ON_GPU if gpu else _ON_CPU), **more, attn_implementation="eager"
-        )
-        model = getattr(library, made)(config).to(device).eval()
-        for name, x in model.named_parameters():
-            if name.endswith("sinks"):
-                torch.nn.init.normal_(x)
-        model.to(dtype).float()  # weights that both dtypes have
-        right = _logits_and_gradients(model, tokens, mask)
-        for name, implementation in ((OURS, "fl_attention"), *([("sdpa", "sdpa"), ("eager", "eager")] if gpu else [])):
-            try:
-                model.set_attn_implementation(implementation)
-                found = _logits_and_gradients(model.to(dtype), tokens, mask)
-            except ValueError as error:  # SDPA has neither soft caps nor sinks
-                print(f"not run: {family} by {name} ({str(error).splitlines()[0]})", file=sys.stderr)
-                continue
-            ways = {"worst": worst_error, "mean": mean_error}
-            errors = {f"{x}_{way}": error(found[x], right[x]) for x in right for way, error in ways.items()}
-            rows.append({"family": family, "attention": name, "dtype": str(dtype).removeprefix("torch."), **errors})
-            if name == "sdpa":
-                break  # eager stands in where there is no SDPA
-    return {"dtype": str(dtype).removeprefix("torch."), "model": {}, "batch": 2, "families": rows}
-
-
-def _logits_and_gradients(model: Any, tokens: Any, mask: Any) -> dict[str, dict[str, Any]]:
-    """Of all that is no padding, in float32."""
-    model.zero_grad(set_to_none=True)
-    logits = model(tokens, attention_mask=mask, use_cache=False).logits.float() * mask[..., None]
-    logits.square().mean().backward()
-    grads = {name: x.grad.float() for name, x in model.named_parameters() if x.grad is not None}
-    return {"logits": {"logits": logits.detach()}, "gradients": grads}
+    sizes = {**TINY, "layers": 1} if given.tiny else FOUR
+    for batch, context, kv_heads in ((2, 32, 2),) if given.tiny else PROFILED:
+        config = m.Config(**{**sizes, "context": context, "kv_heads": kv_heads})
+        names = able(torch, given.attention, device, dtype, config)
+        text = torch.randint(config.vocabulary, (1_000_000,), device=device).to(torch.uint8)
+        model = m.Transformer(config).to(device)
+        steps = m.trained(model, m.windows(text, context, batch, 0), 1000, dtype=dtype)
+        for name in bar(names, f"{batch} × {context:,}"):
+            _free(torch)
+            watched = Watched(m.ATTENTION[name])
+            model.attending(watched)
+            found = of_steps(torch, lambda steps=steps: next(steps), lambda: _wait(torch))
+            both = {"forward_us": watched.forward, "backward_us": watched.backward}
+            times = {name: 1e6 * statistics.median(each[len(each) // 10 :]) for name, each in both.items()}
+            rows.append({"attention": name, "batch": batch, "context": context, **found, **times})
+        del model, steps
+    return {"dtype": str(dtype).removeprefix("torch."), "model": sizes, "batch": None, "profiles": rows}
 
 
 def drawn(runs: Sequence[Any], path: Path) -> None:
@@ -424,7 +396,12 @@ def drawn(runs: Sequence[Any], path: Path) -> None:
     figure.savefig(path)
 
 
-PARTS: Mapping[str, Callable[[Any, Any], Row]] = {"train": train, "speed": speed, "families": families}
+PARTS: Mapping[str, Callable[[Any, Any], Row]] = {
+    "train": train,
+    "speed": speed,
+    "profile": profile,
+    "families": families,
+}
 
 
 def main(words: Sequence[str]) -> None:

@@ -124,9 +124,13 @@ class Transformer(nn.Module):
 
     def use(self, name: str) -> Transformer:
         """Itself, with this attention in each layer."""
+        return self.attending(ATTENTION[name])
+
+    def attending(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Transformer:
+        """The same, with an attention of one's own."""
         for module in self.modules():
             if isinstance(module, Attention):
-                module.attend = ATTENTION[name]
+                module.attend = attend
         return self
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -174,7 +178,9 @@ def windows(text: Tensor, context: int, batch: int, seed: int) -> Iterator[Tenso
     """Windows (batch, context + 1) of `text`, on its device, which a seed draws without end."""
     draw, offsets = torch.Generator().manual_seed(seed), torch.arange(context + 1, device=text.device)
     while True:
-        first = torch.randint(len(text) - context, (batch, 1), generator=draw).to(text.device)
+        first = torch.randint(len(text) - context, (batch, 1), generator=draw)
+        if text.is_cuda:  # a copy from pinned memory doesn't wait for the step before
+            first = first.pin_memory().to(text.device, non_blocking=True)
         yield text[first + offsets].int()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from studies import clients
+from studies import clients, families, profiled
 
 ONE = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "hidden": 48, "context": 16}
 
@@ -62,6 +62,25 @@ def test_steps_are_timed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.long
+@pytest.mark.usefixtures("small")
+def test_a_step_is_taken_apart(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attention that waits is seen in its forward time, and an attention of torch's is watched as ours is."""
+    slow, right = 0.05, import_module("studies.model").ATTENTION["math"]
+
+    def waits(*given: Any) -> Any:
+        import_module("time").sleep(slow)
+        return right(*given)
+
+    monkeypatch.setitem(import_module("studies.model").ATTENTION, "sdpa", waits)
+    monkeypatch.setattr(profiled, "STEPS", 1)
+    status, out, _ = run(capsys, "profile", "--attention", "flashlab,sdpa")
+    forward = [float(line.split(" | ")[8]) for line in out.splitlines()[2:4]]
+    assert status == 0 and forward[1] >= 1e6 * slow and "takes what a CPU needs" in out and forward[0] > 0
+
+
+@pytest.mark.torch
 def test_memory_by_formula() -> None:
     """16 bytes a parameter, and what a layer keeps: of one linear layer without a bias its input, and what the loss keeps."""
     torch: Any = import_module("torch")
@@ -79,7 +98,7 @@ def test_memory_by_formula() -> None:
 @pytest.mark.long
 def test_families_of_models(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "families")
-    assert status == 0 and all(f"| {name} | flashlab | float32 |" in out for name in clients.FAMILIES)
+    assert status == 0 and all(f"| {name} | flashlab | float32 |" in out for name in families.FAMILIES)
 
 
 def made(attention: str, seed: int, loss: float) -> dict[str, Any]:
@@ -99,7 +118,9 @@ def test_what_results_say() -> None:
     of = clients.CLIENTS(**head, runs=[*runs, made("sdpa-flash", 0, 2.125), made("math", 0, 2.0)])
     off, spread = clients.apart(of.runs)
     assert off == pytest.approx([0.01, 0.25]) and spread == pytest.approx(0.125)
-    assert "2.5e-01 from SDPA's, whose own runs are 1.2e-01 apart" in clients.headline(of)
+    assert "2.5e-01 from SDPA's, at most twice the 1.2e-01 between its own runs" in clients.headline(of)
+    closer = clients.CLIENTS(**head, runs=[*runs, made("sdpa-flash", 0, 2.1)])
+    assert "2.5e-01 from SDPA's, NOT within twice the 1.0e-01 between" in clients.headline(closer)
     assert "| flashlab | 0 | 950,000 | 5.0 | 2.000 | 1.000 | 5.0000 | 2.0100 | 1.0e-02 | passed |" in clients.table(of)
     step: dict[str, Any] = {"batch": 4, "context": 4096, "heads": 8, "kv_heads": 8, "tokens_per_s": 5e5, "rounds": 11}
     both = [
@@ -107,6 +128,22 @@ def test_what_results_say() -> None:
         step | {"attention": "cudnn", "ratio": None, "peak": None},
     ]
     assert "fastest other attention's: 1.05 × at 4 × 4,096" in clients.headline(clients.CLIENTS(**head, speeds=both))
+    kernel = {"kernel": "copy", "launches": 4, "ms": 0.25}
+    taken: dict[str, Any] = {
+        "step_ms": 20,
+        "host_ms": 19,
+        "gpu_ms": 15,
+        "launches": 600,
+        "forward_us": 50,
+        "backward_us": 80,
+    }
+    found = clients.CLIENTS(
+        **head, profiles=[{"attention": "flashlab", "batch": 16, "context": 1024, "kernels": [kernel], **taken}]
+    )
+    assert clients.headline(found) == "a training step takes 20.0 ms at 16 × 1,024, the GPU idle for 25%"
+    assert "| 19.00 | 15.00 | 25% | 600 | 50 | 80 |" in clients.table(
+        found
+    ) and "| 4 | 0.250 | copy |" in clients.table(found)
     errors = {"logits_worst": 0.02, "logits_mean": 0.01, "gradients_worst": 0.03, "gradients_mean": 0.01}
     each = [{"family": "Llama", "attention": name, "dtype": "bfloat16", **errors} for name in ("flashlab", "sdpa")]
     each[1]["logits_mean"] = 0.0125

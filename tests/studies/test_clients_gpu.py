@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from studies import clients
+from studies import clients, families, profiled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 ASKED: dict[str, Any] = {"tiny": False, "attention": "flashlab,sdpa-flash,math", "seeds": [0], "again": 1, "rounds": 2}
@@ -38,13 +38,26 @@ def test_steps_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clients.table(of) and "at 1 × 512" in clients.headline(of)
 
 
+def test_a_step_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run for less than a step takes, and ours are among them."""
+    monkeypatch.setattr(clients, "PROFILED", ((2, 256, 8),))
+    monkeypatch.setattr(profiled, "TOP", 1000)
+    of = measured("profile", attention="flashlab,sdpa-flash")
+    for r in of.profiles:
+        assert 0 < r.gpu_ms <= 1.05 * r.step_ms and r.launches > 50 and 0 < r.forward_us < 1e3 * r.host_ms
+        names = [each.kernel for each in r.kernels if "flash" in each.kernel]
+        assert names and all(("pytorch_flash" in name) == (r.attention != clients.OURS) for name in names)
+    assert "the GPU idle for" in clients.headline(of)
+
+
 @pytest.mark.transformers
-def test_families() -> None:
-    """Mean errors are at most 1.1 times those of PyTorch's attention in bfloat16, and there are six families."""
+def test_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean errors are at most 1.1 times those of PyTorch's attention in bfloat16, of a family with sinks and one without."""
+    monkeypatch.setattr(families, "FAMILIES", {name: families.FAMILIES[name] for name in ("Llama", "gpt-oss")})
     of = measured("families")
     ours = {r.family: r for r in of.families if r.attention == clients.OURS}
     beside = {r.family: r for r in of.families if r.attention != clients.OURS}
-    assert ours.keys() == beside.keys() == clients.FAMILIES.keys()
+    assert ours.keys() == beside.keys() == families.FAMILIES.keys()
     for family, r in ours.items():
         assert r.logits_mean <= clients.LIMIT * beside[family].logits_mean, family
         assert r.gradients_mean <= clients.LIMIT * beside[family].gradients_mean, family

@@ -109,7 +109,8 @@ def padding(tokens: Any, left: int) -> Any:
 def logits_and_gradients(model: Any, tokens: Any, mask: Any) -> dict[str, Any]:
     """Of all that is no padding."""
     model.zero_grad()
-    logits = model(tokens, attention_mask=mask, use_cache=False).logits * mask[..., None]
+    logits = model(tokens, attention_mask=mask, use_cache=False).logits
+    logits = logits if mask is None else logits * mask[..., None]
     logits.square().sum().backward()
     return {"logits": logits.detach()} | {at: x.grad for at, x in model.named_parameters() if x.grad is not None}
 
@@ -129,6 +130,24 @@ def test_logits_and_gradients_are_eagers(name: str, left: int):
     mask = padding(tokens(), left)
     right = logits_and_gradients(model_of(name, "eager"), tokens(), mask)
     assert off(logits_and_gradients(model_of(name, register()), tokens(), mask), right) <= 2e-6
+
+
+@pytest.mark.compiler
+@pytest.mark.alike("llama")
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_sdpa_by_our_kernels_is_eager(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Transformers' own `sdpa`, behind which our kernels are active: the same bound, and each layer calls them."""
+    sdpa, choices = importlib.import_module("flashlab.integrations.sdpa"), importlib.import_module("torch.nn.attention")
+    made, forward = list[int](), sdpa.forward_pass
+    monkeypatch.setattr(sdpa, "forward_pass", lambda *x, **named: made.append(1) or forward(*x, **named))
+    right = logits_and_gradients(model_of(name, "eager"), tokens(), padding(tokens(), 0))
+    sdpa.register_sdpa(cpu=True)
+    choices.activate_flash_attention_impl("flashlab")
+    try:
+        found = logits_and_gradients(model_of(name, "sdpa"), tokens(), None)
+    finally:
+        choices.restore_flash_attention_impl(_raise_warn=False)
+    assert off(found, right) <= 2e-6 and len(made) == 2
 
 
 @pytest.mark.compiler
