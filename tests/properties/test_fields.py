@@ -28,7 +28,9 @@ from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, OF_CACHES, 
 
 FORWARD = ", ".join(name for name in FEATURES if name not in ("dlse", "chunk", "drafts"))
 """What the forward pass knows, in words."""
-OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", "partial", *OF_CACHES, "exact_lse", "chunk", "drafts"))
+OF_FLASH2 = ", ".join(
+    name for name in FEATURES if name not in ("dlse", "partial", *OF_CACHES, "exact_lse", "chunk", "drafts")
+)
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
 MEMBER = "  float ceiling;\n"
