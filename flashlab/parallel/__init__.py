@@ -7,9 +7,17 @@ from typing import Any
 
 from flashlab.parallel import layouts
 
-__all__ = ["layouts"]
+__all__ = ["Link", "ParallelCounts", "ParallelRun", "Rank", "Scheme", "count", "layouts", "simulate"]
 
-_LAZY = dict[str, str]()
+_LAZY = {
+    "Link": "flashlab.parallel.ledger",
+    "ParallelCounts": "flashlab.parallel.ledger",
+    "ParallelRun": "flashlab.parallel.ranks",
+    "Rank": "flashlab.parallel.rank",
+    "Scheme": "flashlab.parallel.rank",
+    "count": "flashlab.parallel.formulas",
+    "simulate": "flashlab.parallel.ranks",
+}
 """Public names, and the modules that they come from. A module is imported when it is asked for: some need torch."""
 
 
