@@ -72,6 +72,7 @@ from simulator import (
 )
 
 if TYPE_CHECKING:
+    from flashlab import parallel as parallel
     from flashlab.emulator import Empty, FileRun, emulate_file
     from flashlab.lessons import check, predict, progress
     from flashlab.run.backward import attention_backward
@@ -113,9 +114,13 @@ _LAZY = {
     "sweep": "flashlab.views.sweeps",
     "Sweep": "flashlab.views.sweeps",
 }
+_ROOMS = ("parallel",)
+"""Packages whose functions are called by the package's name, as in `fl.parallel.simulate`."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"flashlab.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'flashlab' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
@@ -159,7 +164,7 @@ Timeline.drawer = _drawn
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_ROOMS])
 
 
 __all__ = [

@@ -3,7 +3,7 @@
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    in the storage dtype
 //   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
-//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (sum_tiles.cuh)
+//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (sum_tiles.cuh); PARTIAL leaves dk and dv in float32
 //
 // Three launches. The first computes D = rowsum(dO · O) - dLSE and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main
 // launch a block owns BC keys of a KV head. It walks the query tiles that see them, of all query heads that share the KV head. So

@@ -10,7 +10,8 @@
 // The launches are those of flash2_backward. So is a piece of work: BC keys of a KV head, against the query tiles that see them, in
 // all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV leave its registers once, at the end.
 // Where there are fewer key tiles than SMs, blocks take those heads in PARTS. Then each writes what its part gives dK and dV, in
-// float32, and a launch of its own adds the parts up in their order. So each run gives the same bits.
+// float32, and a launch of its own adds the parts up in their order. So each run gives the same bits. PARTIAL leaves dK and dV in
+// float32, too: they are parts of sums that others add up.
 // It computes S and dP transposed, with keys as rows. So P and dS already lie in its registers as dV += Pᵀ dO and dK += dSᵀ Q want
 // them. For dQ = dS K all warpgroups' keys count: dS passes through SRAM, and each warpgroup computes a share of dQ, which it adds
 // to HBM straight from its registers.
@@ -336,11 +337,11 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 
     // step: store_dkv
     const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
-    if constexpr (PARTS > 1) {
+    if constexpr (PARTS > 1 || PARTIAL) {
       const int part = work.part(shape) - batch * shape.kv_heads * PARTS, key = lane_key + opaque(lane_id()) % 2 * 8;
       const int columns = key < own.len_kv ? round_up(shape.head_dim, 4) : 0;
-      store_part(row_address(dk, batch, part, origin.key + key), dk_sum, of_kept(shape.scale, shape.kept), columns);
-      store_part(row_address(dv, batch, part, origin.key + key), dv_sum, of_kept(1, shape.kept), columns);
+      store_float_row(row_address(dk, batch, part, origin.key + key), dk_sum, of_kept(shape.scale, shape.kept), columns);
+      store_float_row(row_address(dv, batch, part, origin.key + key), dv_sum, of_kept(1, shape.kept), columns);
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

@@ -101,6 +101,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "MASK": p.mask and 1 + MASK_FORMS.index(p.mask),
         "DROPOUT": p.dropout is not None,
         "DLSE": p.dlse,
+        "PARTIAL": p.partial and p.itemsize < 4,
         "EXACT_LSE": p.exact_lse,
         "DRAFTS": p.drafts,
     }

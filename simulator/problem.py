@@ -154,7 +154,8 @@ class Problem:
     Where keys are split into chunks and partial results added up, `chunk` says how many keys a chunk has. The order of additions
     depends on it, and with it the last bits; on nothing else that lies beside a request.
 
-    With `dlse` a backward pass gets a gradient of the LSE, too.
+    With `dlse` a backward pass gets a gradient of the LSE, too. With `partial` it leaves dK and dV in float32, as it has them: they
+    are parts of sums, over ranks say, that are rounded once at the end.
 
     Where P is rounded to 8 bits, the LSE may be that of the rounded weights. With `exact_lse` it is that of the weights before
     they are rounded. `out` is the same, to the bit.
@@ -267,6 +268,7 @@ class Problem:
         default=Follows(lambda p: p.pages_of_lengths, "as many as the lengths need"),
     )
     dlse: bool = described("A gradient of the LSE comes beside the output's", default=False, operand="dlse")
+    partial: bool = described("Leave dK and dV unrounded, in float32, as parts of sums", default=False)
     dropout: float | None = described(
         "Share of the weights that is dropped, in steps of 1/256; 0 or none for none", default=None, none=0.0
     )
@@ -779,6 +781,7 @@ class Masks(TypedDict, total=False):
     soft_cap: float | None
     block_size: Pair | None
     lengths: Lengths | None
+    partial: bool
     dropout: float | None
     exact_lse: bool
     chunk: int | None

@@ -25,7 +25,7 @@ HOUSE = (
     "__init__",
     "lessons measure",
     "verify",
-    "serve",
+    "parallel serve",
     "integrations player",
     "run",
     "emulator views",

@@ -31,6 +31,8 @@ def attention_backward(
     where parts of attention are merged by their LSEs, say. `sinks` are those of the forward pass, float32 `(heads,)`, and so is
     their gradient. The gradients have the dtype of q; dk and dv are summed over the
     query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
+    With `partial`, dk and dv are float32: the sums as the kernel has them, unrounded. They are parts of larger sums,
+    over ranks say. `flash2_backward` and `flash3_backward` know it, and those that are deterministic; the others refuse it.
     With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
     `lengths` and `soft_cap`, with `deterministic` or without. `flash3_backward` and `flash3_backward_wide` take `lengths`.
 

@@ -273,13 +273,22 @@ DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, Warp 
 // The rows of dK or dV from `first_key` on, times `factor`. `rows` is the address of that row.
 DEVICE void store_gradient(char* rows, long long stride, const Shape& shape, int first_key, const Gradient& c, Warp warp, float factor) {
 #pragma unroll
-  for (int f = 0; f < KEY_FRAGMENTS; ++f)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp.key + 16 * f + 8 * half + lane_id() / 4, begin = 16 * warp.across * ELEMENT_BYTES;
-      const int bytes = first_key + row < shape.len_kv ? padded_row_bytes(shape) - begin : 0;
+  for (int f = 0; f < KEY_FRAGMENTS; ++f) {
+    if constexpr (PARTIAL) {
+      const int row = warp.key + 16 * f + lane_id() % 2 * 8 + lane_id() / 4, begin = 16 * warp.across;
+      const int columns = first_key + row < shape.len_kv ? round_up(shape.head_dim, 4) - begin : 0;
 #pragma unroll
       for (int m = 0; m < COLUMN_PAIRS; ++m)
-        store_row(rows + row * stride + begin + m * TURN * ELEMENT_BYTES, c[f][m], half, factor, bytes - m * TURN * ELEMENT_BYTES);
+        store_float_row(rows + row * stride + (begin + m * TURN) * 4, c[f][m], factor, columns - m * TURN);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp.key + 16 * f + 8 * half + lane_id() / 4, begin = 16 * warp.across * ELEMENT_BYTES;
+        const int bytes = first_key + row < shape.len_kv ? padded_row_bytes(shape) - begin : 0;
+#pragma unroll
+        for (int m = 0; m < COLUMN_PAIRS; ++m)
+          store_row(rows + row * stride + begin + m * TURN * ELEMENT_BYTES, c[f][m], half, factor, bytes - m * TURN * ELEMENT_BYTES);
+      }
     }
+  }
 }

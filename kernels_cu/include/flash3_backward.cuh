@@ -301,22 +301,11 @@ DEVICE void add_in_turn(float* dq_sum, int tile, QueryGradient& dq, int consumer
   }
 }
 
-// A row of dK or dV that a part of the heads gives, float32, times `factor`: of accumulators' row g in even lanes, of row g + 8 in odd
-// ones. Writes the columns before `columns`. (The factor spares registers: ptxas would move the accumulators to store them as they are.)
-DEVICE void store_part(char* row, const Gradient& sum, float factor, int columns) {
-  const int own = opaque(lane_id()) % 4 / 2 * 4;
-#pragma unroll
-  for (int n = 0; n < HEAD_DIM / 8; ++n) {
-    const float four[4] = {sum[n][0] * factor, sum[n][1] * factor, sum[n][2] * factor, sum[n][3] * factor};
-    const float4 x = four_columns(four);
-    if (8 * n + own < columns) store_global(row + (8 * n + own) * 4, x);
-  }
-}
-
 // Rows of dK or dV: the sum over the parts, in their order.
 DEVICE void add_parts(const Tensor& parts, const Tensor& gradient, const Shape& shape, const Rows& rows) {
   constexpr int LANES = lanes_for(HEAD_DIM / 4);
-  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
+  constexpr int BYTES = PARTIAL ? 4 : ELEMENT_BYTES;                      // of an element
+  const int columns = round_up(shape.head_dim, CHUNK_BYTES / BYTES);  // padding, which is written as well
   for (int row = rows.first + threadIdx.x / LANES; row < rows.end; row += DELTA_THREADS / LANES)
     for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
       float4 x[PARTS];
@@ -330,6 +319,10 @@ DEVICE void add_parts(const Tensor& parts, const Tensor& gradient, const Shape& 
 #pragma unroll
       for (int part = 1; part < PARTS; ++part)
         sum = make_float4(sum.x + x[part].x, sum.y + x[part].y, sum.z + x[part].z, sum.w + x[part].w);
-      store_elements(row_address(gradient, rows.batch, rows.head, row) + column * ELEMENT_BYTES, sum);
+      char* const to = row_address(gradient, rows.batch, rows.head, row) + column * BYTES;
+      if constexpr (PARTIAL)
+        store_global(to, sum);
+      else
+        store_elements(to, sum);
     }
 }

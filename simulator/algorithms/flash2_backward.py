@@ -85,7 +85,7 @@ ROW = Algorithm(
     formula.flash2_backward,
     schedule=schedule.launches,
     kernels=(DELTA, Kernel("flash2_backward", "flash2_backward", ARGUMENTS), CONVERT, SINKS),
-    support=Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "dropout", "dlse")),
+    support=Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "dropout", "dlse", "partial")),
     about=ABOUT,
     follows="flash1_backward",
     atomics=("dq",),

@@ -303,7 +303,7 @@ HOPPER = Support(
     only=(9, 0),
     head_dims=range(1, 129),
     tile=accepts,
-    masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse"),
+    masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse", "partial"),
     instead="flash2_backward",
 )
 ROW = Algorithm(

@@ -70,7 +70,9 @@ ROW = Algorithm(
     schedule=schedule.launches,
     kernels=unordered.launches(waits=True),
     support=replace(
-        unordered.HOPPER, masks=(*COMMON_MASKS, "sinks", "dropout", "dlse"), instead="flash2_backward_deterministic"
+        unordered.HOPPER,
+        masks=(*COMMON_MASKS, "sinks", "dropout", "dlse", "partial"),
+        instead="flash2_backward_deterministic",
     ),
     about=ABOUT,
     follows="flash3_backward",

@@ -96,6 +96,9 @@ class Backward(Operation):
             "batch": 2, "heads": 4, "kv_heads": 1, "len_q": 140, "len_kv": 150, "causal": True,
         },
         "a group's heads, few keys, sequences": {"heads": 8, "kv_heads": 2, "lengths": [3, (150, 140), (0, 9), (141, 40)]},
+        "dK and dV unrounded, causal, GQA, an odd head dim": {
+            "heads": 4, "kv_heads": 2, "len_q": 70, "len_kv": 150, "head_dim": 39, "causal": True, "partial": True,
+        },
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
     }  # fmt: skip
     inputs = (
@@ -107,7 +110,10 @@ class Backward(Operation):
         *(ATTENTION.operand(name) for name in ("sinks", "rng_state", "offsets_q", "offsets_kv")),
     )
     outputs = (
-        *(Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required),
+        *(
+            Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage" if operand.name == "q" else "sums")
+            for operand in ATTENTION.required
+        ),
         Operand(name="dsinks", axes=("batch", "heads"), dtype="float32", when=lambda p: p.sinks and not p.ragged),
         Operand(
             name="dsinks", axes=("sequences_of_lengths", "heads"), dtype="float32", when=lambda p: p.sinks and p.ragged

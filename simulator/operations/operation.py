@@ -45,8 +45,8 @@ class Operand:
     - `axes` are names of sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim",
       "head_dim_v"), of its tiling ("row_tiles", "key_tiles"), of its sequences ("offsets"), of its pages or of its mask
       ("bit_bytes", "row_blocks", "block_list").
-    - `dtype` is "storage" (the problem's), "kv" (that of K and V), "out" (the output's for that storage dtype), or a plain
-      one such as "float32".
+    - `dtype` is "storage" (the problem's), "kv" (that of K and V), "out" (the output's for that storage dtype), "sums" (the
+      storage dtype, or float32 where sums are left unrounded), or a plain one such as "float32".
     - `when(problem)` says whether a problem has the operand.
     - `default` is the value of every element if callers leave the input out, or a function of the problem that gives them
       all. With None callers may not.
@@ -91,7 +91,9 @@ class Operand:
 
     def dtype_in(self, problem: Problem) -> str:
         """The name of its dtype in a problem."""
-        return {"storage": problem.dtype, "kv": problem.kv_dtype, "out": problem.out_dtype}.get(self.dtype, self.dtype)
+        p = problem
+        sums = "float32" if p.partial else p.dtype
+        return {"storage": p.dtype, "kv": p.kv_dtype, "out": p.out_dtype, "sums": sums}.get(self.dtype, self.dtype)
 
     def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
         """The array as batch, heads, rows and columns. `lead` are how many batches and heads it has, `spec` is its own."""

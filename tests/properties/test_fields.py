@@ -28,7 +28,9 @@ from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, OF_CACHES, 
 
 FORWARD = ", ".join(name for name in FEATURES if name not in ("dlse", "chunk", "drafts"))
 """What the forward pass knows, in words."""
-OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES, "exact_lse", "chunk", "drafts"))
+OF_FLASH2 = ", ".join(
+    name for name in FEATURES if name not in ("dlse", "partial", *OF_CACHES, "exact_lse", "chunk", "drafts")
+)
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
 MEMBER = "  float ceiling;\n"
@@ -251,6 +253,7 @@ def test_signatures_show_the_masks():
             "soft_cap": None,
             "block_size": None,
             "lengths": None,
+            "partial": False,
             "dropout": None,
             "exact_lse": False,
             "chunk": None,
@@ -275,6 +278,7 @@ def test_the_kernels_shape_holds_what_a_problem_says():
         "window",
         "block_size",
         "lengths",
+        "partial",
         "dropout",
         "exact_lse",
         "chunk",

@@ -100,7 +100,7 @@ def test_alibi_has_no_top_left_convention() -> None:
     [
         (
             {"casual": "causal"},
-            "names = 'casual': expected one of causal, window, scale, soft_cap, sinks, alibi, mask, block_size, lengths, dropout, exact_lse, chunk, lse (did you mean causal?)",  # noqa: E501
+            "names = 'casual': expected one of causal, window, scale, soft_cap, sinks, alibi, mask, block_size, lengths, partial, dropout, exact_lse, chunk, lse (did you mean causal?)",  # noqa: E501
         ),
         (
             {"causal": "is_causal"},
