@@ -213,19 +213,6 @@ DEVICE float4 four_columns(const float (&c)[4]) {
   return odd ? make_float4(x, y, c[2], c[3]) : make_float4(c[0], c[1], x, y);
 }
 
-// A row of 8 N columns in HBM, float32, from accumulators times `factor`: row g in even lanes, row g + 8 in odd ones. Writes the
-// columns before `columns`. (The factor spares registers: ptxas would move the accumulators to store them as they are.)
-template <int N>
-DEVICE void store_float_row(char* row, const float (&c)[N][4], float factor, int columns) {
-  const int own = opaque(lane_id()) % 4 / 2 * 4;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const float four[4] = {c[n][0] * factor, c[n][1] * factor, c[n][2] * factor, c[n][3] * factor};
-    const float4 x = four_columns(four);
-    if (8 * n + own < columns) store_global(row + (8 * n + own) * 4, x);
-  }
-}
-
 // One row of 8 N columns in HBM, in the storage dtype, from a row of accumulators times `factor`: row g if `half` is
 // 0, row g + 8 if it is 1. Writes the row's first `bytes`, a multiple of 16. All lanes of the warp call it; those
 // whose row isn't there pass 0 bytes.

@@ -15,9 +15,6 @@
 #ifndef SINKS
 #define SINKS 0
 #endif
-#ifndef PARTIAL
-#define PARTIAL 0  // are dK and dV left unrounded, in float32?
-#endif
 #ifndef DLSE
 #define DLSE 0
 #endif

@@ -1,11 +1,15 @@
 // The sums of dQ in float32, in tiles of BR rows that lie as the accumulators of dQ do: for every 8 columns a float4 of each lane. An
 // instruction of a warp then adds to 512 bytes in a row, and not to 16 pieces of 32 bytes: a quarter of the load-store unit's time,
 // and no shuffles. The launch before the main one sets them to 0, and the launch behind it puts dQ into rows. A block of these has
-// the rows of one tile.
+// the rows of one tile. Below them: a row of dK or dV that stays in float32.
 #pragma once
 
 #include "backward_rows.cuh"
 #include "mma.cuh"
+
+#ifndef PARTIAL
+#define PARTIAL 0  // are dK and dV left unrounded, in float32?
+#endif
 
 // A tile's number among those of all heads. `head` counts over all batches, and `first` is the number of its sequence's first tile.
 DEVICE int sum_tile_of(const Shape& shape, int head, int i, int first = 0) { return head * row_tiles_of(shape) + first + i; }
@@ -61,5 +65,18 @@ DEVICE void convert_sums(float* dq_sum, const Tensor& dq, const Shape& shape, co
       const int row = first + 8 * half + lane_id() / 4, bytes = row < end ? padded_row_bytes(shape) : 0;
       store_row(row_address(dq, rows.batch, rows.head, row), sum, half, of_kept(shape.scale, shape.kept), bytes);
     }
+  }
+}
+
+// A row of 8 N columns in HBM, float32, from accumulators times `factor`: row g in even lanes, row g + 8 in odd ones. Writes the
+// columns before `columns`. (The factor spares registers: ptxas would move the accumulators to store them as they are.)
+template <int N>
+DEVICE void store_float_row(char* row, const float (&c)[N][4], float factor, int columns) {
+  const int own = opaque(lane_id()) % 4 / 2 * 4;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float four[4] = {c[n][0] * factor, c[n][1] * factor, c[n][2] * factor, c[n][3] * factor};
+    const float4 x = four_columns(four);
+    if (8 * n + own < columns) store_global(row + (8 * n + own) * 4, x);
   }
 }
