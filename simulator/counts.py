@@ -471,6 +471,17 @@ class Book:
         page.flops_other += other
         page.exp += exp
 
+    def add_times(self, part: Book, times: int | Array) -> None:
+        """Count so many times what another book's launch counts. That may have lanes, and then `times` has a number for each."""
+        for entry, n in part.page.ledger.items():
+            self.add(entry.step, entry.tensor, **{entry.what: summed_over(n, times)})
+        for (tensor, direction), n in part.page.distinct.items():
+            self.distinct(tensor, direction, summed_over(n, times))
+        one = part.page
+        self.compute(
+            matmul=summed_over(one.flops_matmul, times), other=summed_over(one.flops_other, times), exp=summed_over(one.exp, times)
+        )  # fmt: skip
+
     def close(self) -> Counts:
         launches = tuple(
             LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,

@@ -24,7 +24,7 @@ from simulator.names import DType
 T = TypeVar("T")
 _FEW = 16
 """Up to so many different sequences are counted one by one."""
-_MARGIN = 1024
+MARGIN = 1024
 """More than a tile, and more than any factor of a count beside lengths, heads and head dim."""
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
@@ -480,8 +480,8 @@ class Problem:
         pairs, times = self._different_pairs
         if len(pairs) <= _FEW:
             return [(evaluate(one), n) for one, n in self.different.items()]
-        widest = self.heads * max(self.head_dim, self.head_dim_v) * _MARGIN
-        small = (pairs + _MARGIN).astype(float).prod(axis=1) * widest < 2.0**62
+        widest = self.heads * max(self.head_dim, self.head_dim_v) * MARGIN
+        small = (pairs + MARGIN).astype(float).prod(axis=1) * widest < 2.0**62
 
         def together(lanes: Array) -> T:
             if len(lanes) == 1:
@@ -517,13 +517,16 @@ class Problem:
 
     def _lanes(self, pairs: Array, *, exact: bool) -> Self:
         """Many sequences as one problem. Queries that all have alike stay a number."""
-        many = object.__new__(type(self))
         one = self.sequence(*pairs[0].tolist())
-        many.__dict__.update({name: one.__dict__[name] for name in FIELDS})
         len_q, len_kv = (lanes_of(side, exact=exact) for side in pairs.T)
         if (pairs[:, 0] == pairs[0, 0]).all():
             len_q = one.len_q
-        many.__dict__.update(len_q=len_q, len_kv=len_kv, lengths=((len_q, len_kv),))
+        return one.with_lanes(len_q=len_q, len_kv=len_kv, lengths=((len_q, len_kv),))
+
+    def with_lanes(self, **lengths: Any) -> Self:
+        """This problem with lengths that have lanes. Nothing is checked."""
+        many = object.__new__(type(self))
+        many.__dict__.update({name: self.__dict__[name] for name in FIELDS} | lengths)
         return many
 
     def requests(self, places: Sequence[int]) -> Self:

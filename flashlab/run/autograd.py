@@ -93,6 +93,8 @@ def attention(
     for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
         if x is not None and cu_seqlens_q is None:
             raise refused(name, type(x).__name__, "None without cu_seqlens_q, which say where sequences begin")
+        if x is not None:
+            check_tensors(**{name: x})
     state = state_of(known.dropout, seed, offset, rng_state)
     if state is not None:
         rng_state = torch.from_numpy(state).to(q.device)

@@ -22,11 +22,15 @@ from flashlab.serve.requests import Content, Owned, Request
 from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.fields import flag, integer
+from simulator.memory import check_memory
 
 __all__ = ["NULL", "KVCacheManager"]
 
 NULL = 0
 """The block that no request owns. It fills the lines of block tables, and is never given away."""
+
+_BYTES_PER_BLOCK = 160
+"""A little more than what the manager's lists take for each block."""
 
 
 class KVCacheManager:
@@ -57,6 +61,7 @@ class KVCacheManager:
         self.enable_caching = flag("enable_caching", enable_caching)
         if not isinstance(watermark, int | float) or not 0 <= watermark < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError("watermark", watermark, "a share of the pool, from 0 to below 1")
+        check_memory(f"what is known of {num_blocks:,} blocks", _BYTES_PER_BLOCK * num_blocks)
         self.watermark = int(watermark * num_blocks)
         self.owned: dict[Request, Owned] = {}
         self.refs = [1] + [0] * (num_blocks - 1)  # how many tables have a block; nobody gives up the null block

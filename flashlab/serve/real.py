@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from flashlab.serve.requests import Request
 from simulator.api import simulate
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, among
+from simulator.memory import check_memory
 from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem
 
@@ -103,6 +105,9 @@ class Engine:
         self.tiny, self.manager, self.backend = tiny, manager, among("backend", backend, BACKENDS)
         m = tiny.model
         shape = (manager.num_blocks, m.kv_heads, manager.block_size, m.head_dim)
+        if backend != "gpu":
+            nbytes = 2 * m.layers * prod(shape) * numpy_dtype(m.dtype).itemsize
+            check_memory(f"{manager.num_blocks:,} pages of {manager.block_size:,} tokens", nbytes)
         self._np: Any = np if backend != "gpu" else _cupy()
         self.pools = [[self._np.full(shape, np.nan, numpy_dtype(m.dtype)) for _ in "kv"] for _ in range(m.layers)]
 

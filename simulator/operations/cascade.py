@@ -197,15 +197,17 @@ class CascadeAttention(Operation):
                 raise UsageError(f"{name}.shape", tuple(x.shape) if hasattr(x, "shape") else type(x).__name__, axes)
         dtype = storage_dtypes(arrays, tuple(_AXES), "float16 or bfloat16")
         (batch, heads, len_q, dim), (_, kv_heads, len_kv, _), (*_, dim_v) = (tuple(arrays[n].shape) for n in "qkv")
-        if (lens := arrays.get("seq_lens")) is not None and masks.get("lengths") is None:
+        lens, given = arrays.get("seq_lens"), masks.get("lengths") is not None
+        if lens is not None and not given:
             masks["lengths"] = [(len_q, len_kv)] * batch  # until values are looked at
-        elif isinstance(lens, np.ndarray) and lens.tolist() != (said := [keys for _, keys in masks["lengths"]]):
-            raise UsageError("seq_lens", lens.tolist(), f"{said}, as lengths say: it may be left out")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, len_prefix=arrays["k_prefix"].shape[2],
             head_dim=dim, head_dim_v=dim_v, dtype=dtype, sinks=arrays.get("sinks") is not None, **masks,
         )  # fmt: skip
         self.check(problem, {name: x for name, x in arrays.items() if x is not None})
+        said = list(problem.seq_lens)
+        if isinstance(lens, np.ndarray) and given and lens.tolist() != said:
+            raise UsageError("seq_lens", lens.tolist(), f"{said}, as lengths say: it may be left out")
         return problem
 
     def settled(self, problem: Problem, arrays: Mapping[str, Any]) -> Problem:

@@ -20,6 +20,7 @@ import numpy as np
 from simulator.block import Block, Rows
 from simulator.config import padded
 from simulator.dtypes import Array
+from simulator.lanes import Lanes
 from simulator.machine import Machine
 from simulator.operations.cascade import CASCADE, Sides, aligned, alike, first_keys
 from simulator.problem import WIDTH, Problem, Tile
@@ -98,8 +99,10 @@ class PrefixSplits(Splits):
 
 
 def own_splits(problem: Problem, tile: Tile, keys: int, requests: int) -> Splits:
-    """How so many `requests` with `keys` own keys each are split. Each has fewer queries than all, so its tiles have fewer rows."""
-    suffix = Sides.of(problem).suffix.replace(batch=requests, len_kv=keys)
+    """How so many `requests` with `keys` own keys each are split. Each has fewer queries than all, so its tiles have fewer rows.
+    The keys may have lanes."""
+    suffix = Sides.of(problem).suffix.replace(batch=requests)
+    suffix = suffix.with_lanes(len_kv=keys) if isinstance(keys, Lanes) else suffix.replace(len_kv=keys)
     own = Tile(rows_for(suffix.len_q * suffix.queries_per_kv, tile.rows), tile.cols)
     return Splits(suffix, own, 1, max(1, SUFFIX_CHUNK // tile.cols))
 
@@ -138,8 +141,9 @@ def uneven(problem: Problem) -> bool:
     return problem.left is not None or problem.lengths is not None
 
 
-def parts_seen(problem: Problem, tile: Tile, queries: Array, own: int) -> tuple[Array, Array]:
-    """The partial results of some queries, in a request with `own` keys of its own: the first, and the one after the last.
+def parts_seen(problem: Problem, tile: Tile, queries: Array, own: int | Array) -> tuple[Array, Array]:
+    """The partial results of some queries, in a request with `own` keys of its own, or in several: the first, and the one after
+    the last.
 
     There is no gap between them. A window that begins within the prefix has the prefix's last key and the first own one.
 
@@ -153,7 +157,7 @@ def parts_seen(problem: Problem, tile: Tile, queries: Array, own: int) -> tuple[
     prefix, suffix = (s.chunk * tile.cols for s in splits(problem, tile))
     first, at = first_keys(problem, queries, own), own - problem.len_q + queries
     start = np.zeros_like(at) if problem.left is None else np.maximum(0, at - problem.left)
-    stop = np.full_like(at, own) if problem.right is None else np.minimum(own, at + problem.right + 1)
+    stop = np.zeros_like(at) + own if problem.right is None else np.minimum(own, at + problem.right + 1)
     begin = np.where(first < (problem.len_prefix or 0), first // prefix, of_prefix + start // suffix)
     return begin, np.maximum(begin, of_prefix + np.where(start < stop, -(-stop // suffix), 0))
 

@@ -32,8 +32,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -750,31 +750,74 @@ def limited(seconds: float) -> Generator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-class Part(NamedTuple):
-    """What some calls of a run became, its failures by what was raised, and its slowest call, in seconds."""
+class Became(NamedTuple):
+    """What became of a call: its number, its kind, "returned" or the like, and the seconds that it took. Of what may not be raised
+    it is the error's kind, its words and the call."""
 
-    became: Counter[tuple[str, str]]
-    failures: Counter[str]
-    slowest: tuple[float, int]
+    number: int
+    kind: str
+    what: str
+    seconds: float
+    said: str = ""
 
 
-def part(seed: str, calls: range) -> Part:
-    """Make some calls of a run. Each follows from the seed and its number. What may not be raised is printed."""
-    became, failures, slowest = Counter[tuple[str, str]](), Counter[str](), (0.0, 0)
+def made(seed: str, number: int) -> Became:
+    """Make a call of a run. It follows from the seed and its number."""
+    begun = time.perf_counter()
+    try:
+        with limited(60):
+            kind, what = one(Random(f"{seed} {number}"), kinds())
+    except Exception as error:
+        said = (getattr(error, "__notes__", None) or [""])[-1][:1500]
+        what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:150]
+        return Became(number, FAILED, what, time.perf_counter() - begun, said)
+    return Became(number, kind, what, time.perf_counter() - begun)
+
+
+FAILED = "FAILED"
+MEMORY = 8 << 30
+"""Bytes that a process of a run may hold: a call that wants more fails."""
+
+
+def part(seed: str, numbers: range, to: Connection) -> None:
+    """Make some calls of a run, and tell what became of each."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     with apart():
-        for n in calls:
-            started = time.perf_counter()
+        for n in numbers:
+            to.send(made(seed, n))
+    to.close()
+
+
+def run(seed: str, numbers: range, processes: int) -> Generator[Became]:
+    """Make the calls of a run in processes. One that ends before its last call has failed at a call, and another takes the rest."""
+    context = multiprocessing.get_context("spawn")
+    left = dict[Any, tuple[range, Any]]()  # by connection: the calls that nothing is known of, and their process
+
+    def begin(numbers: range) -> None:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=part, args=(seed, numbers, theirs))
+        process.start()
+        theirs.close()
+        left[ours] = numbers, process
+
+    for i in range(processes):
+        begin(numbers[i::processes])
+    while left:
+        for ours in wait(left):
+            rest, process = left[ours]
             try:
-                with limited(60):
-                    became[one(Random(f"{seed} {n}"), kinds())] += 1
-            except Exception as error:
-                name = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:150]
-                failures[name] += 1
-                if failures[name] <= 2:
-                    said = (getattr(error, "__notes__", None) or [""])[-1][:1500]
-                    print(f"FAILED {n}: {name}\n    {said}", flush=True)
-            slowest = max(slowest, (time.perf_counter() - started, n))
-    return Part(became, failures, slowest)
+                found: Became = ours.recv()  # pyright: ignore[reportAttributeAccessIssue]
+            except EOFError:
+                process.join()
+                del left[ours]
+                if rest:
+                    yield Became(rest[0], FAILED, f"the process ended with {process.exitcode}", 0.0)
+                    begin(rest[1:])
+                continue
+            left[ours] = rest[1:], process
+            yield found
 
 
 def main() -> None:
@@ -785,25 +828,26 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     begun, numbers = time.perf_counter(), range(given.first, given.first + given.calls)
-    shares = [numbers[i :: given.processes] for i in range(given.processes)]
-    if given.processes == 1:
-        parts = [part(given.seed, numbers)]
-    else:
-        with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
-            parts = list(pool.map(part, [given.seed] * len(shares), shares))
-    became = sum((each.became for each in parts), Counter[tuple[str, str]]())
-    failures = sum((each.failures for each in parts), Counter[str]())
+    became, failures, slowest = Counter[tuple[str, str]](), Counter[str](), Became(0, "", "", 0.0)
+    for each in run(given.seed, numbers, given.processes):
+        slowest = max(slowest, each, key=lambda each: each.seconds)
+        if each.kind != FAILED:
+            became[each.kind, each.what] += 1
+            continue
+        failures[each.what] += 1
+        if failures[each.what] <= 2:
+            print(f"{FAILED} {each.number}: {each.what}\n    {each.said}", flush=True)
     for (kind, what), n in sorted(became.items()):
         print(f"{kind:<8} {what:<14} {n:>8,}")
-    for name, n in failures.most_common():
-        print(f"failed {n:,}: {name}")
-    slowest, which = max(each.slowest for each in parts)
-    print(f"the slowest was call {which}: {slowest:.1f} s")
+    for what, n in failures.most_common():
+        print(f"{FAILED:<23} {n:>8,}  {what}")
+    print(f"the slowest was call {slowest.number}: {slowest.seconds:.1f} s")
     with_torch = f"torch {importlib.metadata.version('torch')}" if len(kinds()) > len(KINDS) else "without torch"
     print(
-        f"{given.calls:,} calls, {sum(failures.values()):,} findings ({len(failures)} kinds), seed {given.seed}, calls"
-        f" {numbers.start:,} to {numbers.stop - 1:,}, flashlab {fl.__version__}, Python {platform.python_version()}, {with_torch},"
-        f" {given.processes} processes, {time.perf_counter() - begun:.0f} s"
+        f"{sum(became.values()) + sum(failures.values()):,} calls, {sum(failures.values()):,} findings of {len(failures)} kinds,"
+        f" seed {given.seed}, numbers {numbers.start:,} to {numbers.stop - 1:,}, flashlab {fl.__version__}, Python"
+        f" {platform.python_version()}, NumPy {np.__version__}, {with_torch}, {given.processes} processes,"
+        f" {time.perf_counter() - begun:.0f} s"
     )
     sys.exit(1 if failures else 0)
 

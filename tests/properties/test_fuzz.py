@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from random import Random
 from typing import Any
 
@@ -121,10 +122,25 @@ def test_a_day_that_keeps_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> No
             fuzz_serve.served(fuzz_serve.a_day(Random(n)))
 
 
-def test_parts_of_a_run_are_the_run() -> None:
-    """Calls follow from their numbers, whichever process makes them."""
-    whole, halves = fuzz.part("parts", range(40)), [fuzz.part("parts", range(i, 40, 2)) for i in range(2)]
-    assert whole.became == halves[0].became + halves[1].became and sum(whole.became.values()) == 40
+def test_a_call_of_a_run_follows_from_its_number() -> None:
+    def became(n: int) -> fuzz.Became:
+        return fuzz.made("a run", n)._replace(seconds=0.0)
+
+    assert [became(n) for n in range(20)] == [became(n) for n in reversed(range(20))][::-1]
+
+
+def test_a_process_that_ends_early_has_failed_at_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "part", dies_at_three)
+    found = {each.number: each.what for each in fuzz.run("x", range(6), processes=2)}
+    assert found == {0: "x", 1: "x", 2: "x", 3: "the process ended with 7", 4: "x", 5: "x"}
+
+
+def dies_at_three(seed: str, numbers: range, to: Connection) -> None:
+    for n in numbers:
+        if n == 3:
+            os._exit(7)
+        to.send(fuzz.Became(n, "call", seed, 0.0))
+    to.close()
 
 
 def test_a_call_that_does_not_end_is_found() -> None:

@@ -127,6 +127,24 @@ def test_the_work_of_a_count_doesnt_follow_different_sequences_either(name: str)
     assert calls(10_000) < 1.5 * calls(1000) < MOST_CALLS
 
 
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (500, 3)}])
+def test_the_work_of_a_count_doesnt_follow_different_requests_behind_a_prefix(mask: dict[str, Any]):
+    def calls(requests: int) -> int:
+        lengths = [(3, 7 * i) for i in range(requests)]
+        shape: dict[str, Any] = {
+            "heads": 4,
+            "kv_heads": 2,
+            "head_dim": 64,
+            "dtype": "float16",
+            "len_prefix": 3000,
+            **mask,
+        }
+        problem = Problem(batch=requests, lengths=lengths, **shape)
+        return work(lambda: fl.count("cascade", problem))[0]
+
+    assert calls(10_000) < 1.5 * calls(1000) < MOST_CALLS
+
+
 @given(
     st.integers(0, 3000), st.integers(0, 3000), st.integers(1, 130), st.integers(1, 130), st.booleans(),
     st.none() | st.tuples(st.none() | st.integers(0, 3000), st.none() | st.integers(0, 3000)),

@@ -138,6 +138,8 @@ def test_lengths_may_be_said_twice_but_not_differently() -> None:
     assert run.out.tobytes() == fl.simulate("cascade", **arrays).out.tobytes()
     with pytest.raises(fl.UsageError, match="seq_lens = .*, as lengths say: it may be left out"):
         fl.simulate("cascade", **arrays, lengths=[(1, 5), (1, 8)])
+    with pytest.raises(fl.UsageError, match="lengths"):
+        fl.simulate("cascade", **arrays, lengths=[-1, 10])
 
 
 def test_own_lengths_that_are_alike_are_as_without_them() -> None:

@@ -440,6 +440,7 @@ VARLEN: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
     (lambda ends: {"seqused_q": ends[1:]}, r"seqused_q\[1\] = 30: expected 0 to 18, the rows of the sequence"),
     (lambda ends: {"seqused_k": -ends[:2]}, r"seqused_k\[1\] = -12: expected 0 to 18, the rows of the sequence"),
     (lambda ends: {"seqused_k": ends[1:].float()}, "seqused_k.dtype = 'torch.float32': expected torch.int32"),
+    (lambda ends: {"seqused_q": -1}, "seqused_q = 'int': expected a torch tensor"),
     (lambda ends: {"v": torch().ones(12, 2, 24)}, r"v.shape = \(12, 2, 24\): expected 30 rows, as k has"),
 ]
 

@@ -19,6 +19,7 @@ from flashlab.serve.real import TINY, Engine, Tiny
 from flashlab.serve.requests import Request
 from flashlab.serve.scheduler import Scheduler
 from flashlab.serve.traces import Arrival
+from simulator import memory
 
 ONE = Model(layers=1)
 
@@ -229,3 +230,11 @@ def test_shares_of_pages_in_use_from_the_distributions(name: str, way: str, shar
     from flashlab.serve.shares import shares
 
     assert shares(name)[way] == pytest.approx(share, abs=0.006)
+
+
+def test_pools_that_do_not_fit_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda: 1 << 30)
+    with pytest.raises(fl.UsageError, match="what is known of 4,398,046,511,104 blocks, 640 TiB: expected at most"):
+        KVCacheManager(2**42, 16)
+    with pytest.raises(fl.UsageError, match="23 pages of 2,199,023,255,552 tokens, .* PiB: expected at most"):
+        Engine(KVCacheManager(23, 2**41), Tiny())
