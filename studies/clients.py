@@ -166,7 +166,8 @@ def table(of: Any) -> str:
         "profiles": "attention | windows=batch | tokens=context:, | step ms=step_ms:.2f | host ms=host_ms:.2f | GPU ms=gpu_ms:.2f"
         " | GPU idle=idle:.0% | launches:.0f | forward µs=forward_us:.0f | backward µs=backward_us:.0f",
         "families": "family | attention | dtype | logits worst=logits_worst:.1e | logits mean=logits_mean:.1e"
-        " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e | equal tokens=alike",
+        " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e"
+        + (" | equal tokens=alike" if any(r.tokens for r in of.families) else ""),
     }  # fmt: skip
     (name,) = (x for x in columns if getattr(of, x))
     parts = [shown(columns[name], **giga)(SimpleNamespace(rows=getattr(of, name)))]
