@@ -1,7 +1,7 @@
 """Attention that torch differentiates: both passes as operators of torch's, `torch.ops.flashlab.attention` and its backward.
 
 `fl.attention` comes here when a gradient is asked for. As operators the passes work with autograd, `torch.utils.checkpoint` and
-`torch.compile`, which never look inside them. Each calls `fl.attention` or `fl.attention_backward`.
+`torch.compile`, which never look inside them. Each calls what `fl.attention` or `fl.attention_backward` call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
 from flashlab.base.host import autocast, check_no_tangent, refused
-from flashlab.run.backward import attention_backward
 from flashlab.run.choose import elsewhere, one_order
 from flashlab.run.facade import called
 from flashlab.run.operators import operator, torch
@@ -50,7 +49,8 @@ def attention(
     mask: Any = None, seed: int | None = None, offset: int = 0, rng_state: Any = None, cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None, deterministic: bool = False, seqused_q: Any = None, seqused_k: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
-    """`fl.attention` for torch tensors, through which gradients flow back to q, k, v and `sinks`. `out` lies in memory as q does.
+    """`fl.attention` for torch tensors, through which gradients flow back to q, k, v and `sinks`. `out` lies in memory as q does,
+    and each gradient as its tensor does.
 
     It may stand in a function that `torch.compile` compiles, too. `backend=None` runs where the tensors lie: those on a CPU go to
     the emulator. `algorithm` and `tile` are the forward pass's; the backward pass is the fastest that takes the problem.
@@ -124,9 +124,7 @@ def forward_pass(q: Any, k: Any, v: Any, *, alibi_slopes: Any = None, **options:
 def backward_pass(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Any) -> list[Any]:
     """`[dq, dk, dv]` of the same. They lie in memory as q, k and v do."""
     with torch.no_grad():
-        found = _backward(dout, q, k, v, out, lse.contiguous(), None, None, *_settled(q, **options))
-    laid = [(x, torch.empty_like(like)) for x, like in zip(found[:3], (q, k, v), strict=True)]
-    return [x if x.stride() == into.stride() else into.copy_(x) for x, into in laid]
+        return list(_backward(dout, q, k, v, out, lse.contiguous(), None, None, *_settled(q, **options))[:3])
 
 
 def _settled(
@@ -360,9 +358,9 @@ def _picked(rows: Any, *tensors: Any) -> Any:
     return [x if rows is None or x is None else x[:, :, rows] for x in tensors]
 
 
-def _put_back(rows: Any, like: Any, x: Any, fill: float = 0.0) -> Any:
-    """The opposite: a tensor of the shape of `like`, in which the other rows are filled."""
-    return x if rows is None else like.new_full(like.shape, fill, dtype=x.dtype).index_copy_(2, rows, x)
+def _put_back(rows: Any, into: Any, x: Any) -> Any:
+    """The opposite: a tensor of the shape of all rows, in which the others are what they were."""
+    return x if rows is None else into.index_copy_(2, rows, x)
 
 
 def _forward(
@@ -394,7 +392,8 @@ def _forward(
     out = out if out is into else into.copy_(out)
     if rows_q is None:
         return out, lse
-    return _put_back(rows_q, every, out), _put_back(rows_q, every[..., 0], lse, -torch.inf)
+    empty_rows = every.new_full(every.shape[:3], -torch.inf, dtype=torch.float32)
+    return _put_back(rows_q, torch.zeros_like(every), out), _put_back(rows_q, empty_rows, lse)
 
 
 def _check(given: Mapping[str, Any], deterministic: bool | None, **masks: Any) -> None:
@@ -449,28 +448,28 @@ def _check_shapes(shapes: tuple[Any, ...], leaves: frozenset[str] | None, determ
 
 
 def _backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    dlse: Any,
-    sinks: Any,
-    rng_state: Any,
-    *options: Any,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, rng_state: Any, *options: Any
 ) -> tuple[Any, Any, Any, Any]:
     masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
-    every_q, every_k = q, k
+    every_q, every_k, every_v = q, k, v
     if not q.shape[0]:
         return *map(torch.empty_like, (q, k, v)), q.new_empty(0) if sinks is None else torch.zeros_like(sinks)
     if not rows_q is rows_k is None:
         (dout, q, out, lse, dlse), (k, v) = _picked(rows_q, dout, q, out, lse, dlse), _picked(rows_k, k, v)
-    more: Any = {"dlse": dlse, "sinks": sinks, "rng_state": rng_state, "deterministic": deterministic}
-    dq, dk, dv, *dsinks = attention_backward(dout, q, k, v, out, lse, **more, **call, **masks)
-    if not rows_q is rows_k is None:
-        dq, dk, dv = _put_back(rows_q, every_q, dq), _put_back(rows_k, every_k, dk), _put_back(rows_k, every_k, dv)
-    return dq, dk, dv, dsinks[0] if dsinks else q.new_empty(0)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout}
+    given |= {"dlse": dlse, "sinks": sinks, "rng_state": rng_state}
+    on_gpu, leaves = call["backend"] == "gpu", {"dq": q, "dk": k, "dv": v}
+    into = {name: torch.empty_like(x) for name, x in leaves.items() if not x.is_contiguous()}
+    dq, dk, dv, *dsinks = called(
+        BACKWARD, given | into if on_gpu else given, masks, algorithm="auto", tile=None, one_order=deterministic, **call
+    )
+    if not on_gpu and into:
+        dq, dk, dv = (into[x].copy_(y) if x in into else y for x, y in zip(leaves, (dq, dk, dv), strict=True))
+    if rows_q is not None:
+        dq = _put_back(rows_q, torch.zeros_like(every_q), dq)
+    if rows_k is not None:
+        dk, dv = (_put_back(rows_k, torch.zeros_like(every), x) for every, x in ((every_k, dk), (every_v, dv)))
+    return dq, dk, dv, dsinks[0].sum(0) if dsinks else q.new_empty(0)  # the kernel writes one for each batch
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
@@ -509,7 +508,7 @@ def _backward_shapes(
     _: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, *__: Any
 ) -> tuple[Any, ...]:
     del out, lse, dlse
-    return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return *map(torch.empty_like, (q, k, v)), q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
 _FORWARD = operator(

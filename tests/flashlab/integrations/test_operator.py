@@ -258,6 +258,23 @@ def test_one_checkpoint_of_each_kind() -> None:
             assert torch().allclose(a, b.grad, atol=1e-5)
 
 
+@pytest.mark.parametrize("used", [None, 13], ids=["", "some rows"])
+def test_gradients_lie_as_their_tensors(used: int | None) -> None:
+    """In flash-attention's layout they are what a projection's backward pass takes without a copy. A compiler is told so."""
+    q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in swapped(*leaves(P.replace(batch=1, len_kv=20))))
+    ends, rows = (None, None) if used is None else (torch().tensor(x, dtype=torch().int32) for x in ([0, 20], [used]))
+    ragged: dict[str, Any] = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "seqused_q": rows, "seqused_k": rows}
+    out, lse = door().attention(q, k, v, causal=True, lse=True, **ragged)
+    found = torch().autograd.grad(out.sum(), (q, k, v))
+    assert [x.stride() for x in (out, *found)] == [x.stride() for x in (q, q, k, v)]
+    options = [None, ends, ends, "emulator", None, False, True, None, None, None, None, False, rows, rows]
+    given = [x.detach() for x in (torch().ones_like(out), q, k, v, out, lse)]
+    backward = torch().ops.flashlab.attention_backward
+    torch().library.opcheck(backward, (*given, None, None, *options), test_utils=("test_schema", "test_faketensor"))
+    for a, b in zip(found, backward(*given, None, None, *options), strict=False):
+        assert torch().equal(a, b)
+
+
 # On a stand-in for a GPU, whose memory is the CPU's
 
 
@@ -308,6 +325,16 @@ def test_a_warm_call_does_little(on_gpu: Any) -> None:
         call()
         made.append(min(calls(call, by=OURS) for _ in range(9)))  # the first at an address looks at more
     assert made[0] <= 76 and made[1] <= 84 and made[2] <= 168, made
+
+
+def test_gradients_on_a_gpu_lie_as_their_tensors(on_gpu: Any) -> None:
+    """The kernels write them there, which tests with a GPU look at."""
+    tensors = [
+        x.detach().transpose(1, 2).requires_grad_() for x in swapped(*leaves(P.replace(dtype="float16", head_dim=32)))
+    ]
+    tensors[1] = tensors[1].detach().contiguous().requires_grad_()
+    found = torch().autograd.grad(on_gpu(*tensors).sum(), tensors)
+    assert [x.stride() for x in found] == [x.stride() for x in tensors]
 
 
 def test_what_has_no_backward_pass_is_refused_after_a_call_without_gradients(
