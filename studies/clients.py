@@ -72,8 +72,10 @@ STEP = row(
 )  # fmt: skip
 FAMILY = row(
     "Family", "A family of models, against eager attention in float32. An error is the largest of an array over the largest"
-    " magnitude in it (`worst`), and the norm of the errors over that of the array (`mean`, the root mean square over arrays).",
+    " magnitude in it (`worst`), and the norm of the errors over that of the array (`mean`, the root mean square over arrays)."
+    " Of so many `tokens` that were generated, so many are `equal`.",
     family=str, attention=str, dtype=str, logits_worst=float, logits_mean=float, gradients_worst=float, gradients_mean=float,
+    tokens=(int | None, None), equal=(int | None, None),
 )  # fmt: skip
 KERNEL = row(
     "StepKernel",
@@ -139,6 +141,8 @@ def headline(of: Any) -> str:
     )
     beside = {r.family: r for r in of.families if r.attention != OURS}
     names = ("logits_mean", "gradients_mean")
+    if tokens := sum(r.tokens or 0 for r in ours):
+        found += f"; {sum(r.equal or 0 for r in ours)} of {tokens} generated tokens are equal"
     shares = [getattr(r, x) / getattr(beside[r.family], x) for r in ours if r.family in beside for x in names]
     return f"{found}, at most {max(shares):.2f} × the mean errors of PyTorch's attention" if shares else found
 
@@ -152,7 +156,7 @@ def table(of: Any) -> str:
     giga: Mapping[str, Callable[[Any], Any]] = {
         "peak": lambda r: None if r.peak is None else r.peak / 1e9, "formula": lambda r: r.formula / 1e9,
         "first": lambda r: r.losses[0], "end": end, "verdict": lambda r: "passed" if r.passed else "FAILED",
-        "idle": _idle,
+        "idle": _idle, "alike": lambda r: f"{r.equal} of {r.tokens}" if r.tokens else None,
     }  # fmt: skip
     columns = {
         "runs": "attention | seed | tokens/s=tokens_per_s:,.0f | host ms=host_ms:.1f | peak GB=peak:.3f | formula GB=formula:.3f"
@@ -162,7 +166,8 @@ def table(of: Any) -> str:
         "profiles": "attention | windows=batch | tokens=context:, | step ms=step_ms:.2f | host ms=host_ms:.2f | GPU ms=gpu_ms:.2f"
         " | GPU idle=idle:.0% | launches:.0f | forward µs=forward_us:.0f | backward µs=backward_us:.0f",
         "families": "family | attention | dtype | logits worst=logits_worst:.1e | logits mean=logits_mean:.1e"
-        " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e",
+        " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e"
+        + (" | equal tokens=alike" if any(r.tokens for r in of.families) else ""),
     }  # fmt: skip
     (name,) = (x for x in columns if getattr(of, x))
     parts = [shown(columns[name], **giga)(SimpleNamespace(rows=getattr(of, name)))]

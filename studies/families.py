@@ -1,4 +1,8 @@
-"""Six families of Transformers' models on our kernels, with random weights, against eager attention in float32."""
+"""Six families of Transformers' models on our kernels, with random weights, against eager attention in float32.
+
+On a CPU, where both compute in float32, the tokens that they generate are compared, too: of prompts that are padded at their left,
+and of prompts that are batched continuously, in batches of few tokens.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,10 @@ _ON_CPU: Row = {
 }
 
 
+NEW, PROMPTS = 4, (3, 17, 9, 1)
+"""Tokens that each prompt is continued by, and the lengths of prompts that are batched: one is longer than a batch."""
+
+
 def families(torch: Any, given: Any) -> Row:
     """Errors of a family's logits and gradients, in a batch that is padded at its left, a row for each attention."""
     from flashlab.integrations.transformers import register
@@ -83,6 +91,7 @@ def families(torch: Any, given: Any) -> Row:
                 torch.nn.init.normal_(x)
         model.to(dtype).float()  # weights that both dtypes have
         right = _logits_and_gradients(model, tokens, mask)
+        generated = [] if gpu else _generated(torch, model, tokens, mask)
         for name, implementation in ((OURS, "fl_attention"), *([("sdpa", "sdpa"), ("eager", "eager")] if gpu else [])):
             try:
                 model.set_attn_implementation(implementation)
@@ -92,7 +101,12 @@ def families(torch: Any, given: Any) -> Row:
                 continue
             ways = {"worst": worst_error, "mean": mean_error}
             errors = {f"{x}_{way}": error(found[x], right[x]) for x in right for way, error in ways.items()}
-            rows.append({"family": family, "attention": name, "dtype": str(dtype).removeprefix("torch."), **errors})
+            said: Row = {"family": family, "attention": name, "dtype": str(dtype).removeprefix("torch."), **errors}
+            if generated:
+                ours = _generated(torch, model, tokens, mask, batched=True)
+                equal = [a == b for x, y in zip(ours, generated, strict=True) for a, b in zip(x, y, strict=True)]
+                said |= {"tokens": len(equal), "equal": sum(equal)}
+            rows.append(said)
             if name == "sdpa":
                 break  # eager stands in where there is no SDPA
     return {"dtype": str(dtype).removeprefix("torch."), "model": {}, "batch": 2, "families": rows}
@@ -105,3 +119,23 @@ def _logits_and_gradients(model: Any, tokens: Any, mask: Any) -> dict[str, dict[
     logits.square().mean().backward()
     grads = {name: x.grad.float() for name, x in model.named_parameters() if x.grad is not None}
     return {"logits": {"logits": logits.detach()}, "gradients": grads}
+
+
+def _generated(torch: Any, model: Any, tokens: Any, mask: Any, batched: bool = False) -> list[list[int]]:
+    """What `generate` adds to the padded prompts, and to each of the prompts of several lengths; the latter `batched`, by
+    `generate_batch`, which is asked for flash-attention's functions."""
+    library: Any = import_module("transformers")
+    more: Row = {"max_new_tokens": NEW, "do_sample": False}
+    found = [x[-NEW:].tolist() for x in model.generate(tokens, attention_mask=mask, **more)]
+    prompts = [tokens[0, :n].tolist() for n in PROMPTS]
+    if not batched:
+        return found + [model.generate(torch.tensor([each]), **more)[0, len(each) :].tolist() for each in prompts]
+    from flashlab.integrations.transformers import as_flash_attention
+
+    asked = library.GenerationConfig(**more, eos_token_id=-1, pad_token_id=0)
+    small = library.ContinuousBatchingConfig(page_size=16, num_blocks=32, max_batch_tokens=12)
+    model._compatible_flash_implementations = None  # gpt-oss names kernels of the Hub alone
+    with as_flash_attention():
+        model.set_attn_implementation("flash_attention_3")
+        done = model.generate_batch(prompts, generation_config=asked, continuous_batching_config=small, warmup=False)
+    return found + [done[at].generated_tokens for at in sorted(done)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -119,5 +119,55 @@ def _svg(figure: Figure) -> str:
     return content.getvalue()
 
 
-FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown | None]] = {"bench": speed, "ladder": speed, "counters": dram}
+def clients(data: Mapping[str, Any]) -> Shown | None:
+    """Of training runs the losses, a line a run; of training steps the tokens per second, a bar for each shape and attention."""
+    return _losses(data["runs"]) if data.get("runs") else _steps(data["speeds"]) if data.get("speeds") else None
+
+
+def _losses(runs: Sequence[Mapping[str, Any]]) -> Shown:
+    names = list(dict.fromkeys(r["attention"] for r in runs))
+    table = [
+        [r["attention"], r["seed"], step, loss]
+        for r in runs
+        for step, loss in enumerate(r["losses"], 1)
+        if step % 20 == 0
+    ]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for name, (colour, _) in zip(names, LOOKS, strict=False):
+            for i, r in enumerate(r for r in runs if r["attention"] == name):
+                label = f"{name}, {sum(x['attention'] == name for x in runs)} runs" if not i else None
+                style = "-" if name == names[0] else ":"
+                steps = range(1, len(r["losses"]) + 1)
+                axes.plot(steps, r["losses"], style, color=colour, linewidth=1.2, alpha=0.8, label=label)
+        axes.set(xlabel="training step", ylabel="loss, nats per token")
+        axes.grid()
+        axes.legend()
+    return Shown(_svg(figure), ["attention", "seed", "step", "loss"], table)
+
+
+def _steps(speeds: Sequence[Mapping[str, Any]]) -> Shown:
+    names = list(dict.fromkeys(r["attention"] for r in speeds))
+    shapes = list(dict.fromkeys((r["batch"], r["context"]) for r in speeds))
+    table = [[r["batch"], r["context"], r["attention"], r["tokens_per_s"]] for r in speeds]
+    found = {(r["attention"], r["batch"], r["context"]): r["tokens_per_s"] for r in speeds}
+    width = 0.8 / len(names)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for n, (name, (colour, _)) in enumerate(zip(names, LOOKS, strict=False)):
+            at = [i + (n - (len(names) - 1) / 2) * width for i in range(len(shapes))]
+            heights = [found.get((name, *shape), 0) / 1e3 for shape in shapes]
+            bars = axes.bar(at, heights, 0.94 * width, color=colour, label=name)
+            axes.bar_label(bars, [f"{x:.0f}" for x in heights], fontsize=8)
+        axes.set_xticks(range(len(shapes)), [f"{batch} × {context:,}" for batch, context in shapes])
+        axes.set(xlabel="windows × tokens of each", ylabel="thousand tokens per second")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(names))
+    return Shown(_svg(figure), ["windows", "tokens", "attention", "tokens/s"], table)
+
+
+FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown | None]] = {
+    "bench": speed, "ladder": speed, "counters": dram, "clients": clients,
+}  # fmt: skip
 """The function that draws a result, by its kind."""

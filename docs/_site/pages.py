@@ -201,10 +201,11 @@ def cell(x: Any) -> str:
 
 
 def some_of_each_kind() -> list[results.Result]:
-    """Of each kind, the first result from a GPU and the first from a CPU: they have all that a page may have."""
-    found: dict[tuple[str, bool], results.Result] = {}
+    """Of each kind, and of each part of one, the first result from a GPU and the first from a CPU: they have all that a page may
+    have."""
+    found: dict[tuple[Any, ...], results.Result] = {}
     for result in results.find(RESULTS):
-        found.setdefault((result.kind, result.content["device"] is None), result)
+        found.setdefault((result.kind, result.data.get("part"), result.content["device"] is None), result)
     return list(found.values())
 
 

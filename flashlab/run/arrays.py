@@ -292,9 +292,12 @@ class _TorchArrays(Framework):
     def read(self, given: Mapping[str, Any]) -> Read:
         layout: list[Any] = [self]
         pointers: list[int] = []
+        lost = self._torch.is_grad_enabled()
+        if self._forward._current_level >= 0:
+            raise ValueError("a tangent")
         for name, x in given.items():
             if x is not None:
-                if x.requires_grad and self._torch.is_grad_enabled() or self._forward._current_level >= 0:
+                if lost and x.requires_grad:
                     raise ValueError(name)
                 layout += name, x.shape, x.stride(), x.dtype, x.get_device()
                 pointers.append(x.data_ptr())

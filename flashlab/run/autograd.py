@@ -1,22 +1,20 @@
 """Attention that torch differentiates: both passes as operators of torch's, `torch.ops.flashlab.attention` and its backward.
 
 `fl.attention` comes here when a gradient is asked for. As operators the passes work with autograd, `torch.utils.checkpoint` and
-`torch.compile`, which never look inside them. Each calls `fl.attention` or `fl.attention_backward`.
+`torch.compile`, which never look inside them. Each calls what `fl.attention` or `fl.attention_backward` call.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
 from flashlab.base.host import autocast, check_no_tangent, refused
-from flashlab.run.backward import attention_backward
-from flashlab.run.call import attention as attention_forward
 from flashlab.run.choose import elsewhere, one_order
+from flashlab.run.facade import called
 from flashlab.run.operators import operator, torch
 from flashlab.run.randomness import state_of
 from simulator import catalogue
@@ -51,7 +49,8 @@ def attention(
     mask: Any = None, seed: int | None = None, offset: int = 0, rng_state: Any = None, cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None, deterministic: bool = False, seqused_q: Any = None, seqused_k: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
-    """`fl.attention` for torch tensors, through which gradients flow back to q, k, v and `sinks`. `out` lies in memory as q does.
+    """`fl.attention` for torch tensors, through which gradients flow back to q, k, v and `sinks`. `out` lies in memory as q does,
+    and each gradient as its tensor does.
 
     It may stand in a function that `torch.compile` compiles, too. `backend=None` runs where the tensors lie: those on a CPU go to
     the emulator. `algorithm` and `tile` are the forward pass's; the backward pass is the fastest that takes the problem.
@@ -74,10 +73,11 @@ def attention(
     """
     check_tensors(q=q, k=k, v=v)
     q, k, v = autocast(q, k, v)
-    more = (("sinks", sinks), ("alibi_slopes", alibi_slopes), ("mask", mask), ("rng_state", rng_state))
-    check_tensors(**{name: x for name, x in more if x is not None})
-    for name, x in (("q", q), ("k", k), ("v", v), *more[:2]):
-        if x is not None:
+    more = {"sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "rng_state": rng_state}
+    if not sinks is alibi_slopes is mask is rng_state is None:
+        check_tensors(**{name: x for name, x in more.items() if x is not None})
+    if torch.autograd.forward_ad._current_level >= 0:
+        for name, x in ({"q": q, "k": k, "v": v} | more).items():
             check_no_tangent(name, x)
     if (lengths := masks.get("lengths")) is not None:
         masks["lengths"] = FIELDS["lengths"].checked(lengths)  # what is decided is kept by them, and not by a list
@@ -90,14 +90,17 @@ def attention(
             )
     elif known.lengths is not None:
         cu_seqlens_q, cu_seqlens_k = _offsets_of(known.lengths, q, k)
-    for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
-        if x is not None and cu_seqlens_q is None:
-            raise refused(name, type(x).__name__, "None without cu_seqlens_q, which say where sequences begin")
-        if x is not None:
+    if not seqused_q is seqused_k is None:
+        for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+            if x is None:
+                continue
+            if cu_seqlens_q is None:
+                raise refused(name, type(x).__name__, "None without cu_seqlens_q, which say where sequences begin")
             check_tensors(**{name: x})
-    state = state_of(known.dropout, seed, offset, rng_state)
-    if state is not None:
-        rng_state = torch.from_numpy(state).to(q.device)
+    if known.dropout or not seed is rng_state is None or offset.__class__ is not int or offset:
+        state = state_of(known.dropout, seed, offset, rng_state)
+        if state is not None:
+            rng_state = torch.from_numpy(state).to(q.device)
     columns = v.shape[-1] if len(q.shape) == len(v.shape) == 4 and v.shape[-1] != q.shape[-1] else None
     if columns is not None:
         if columns > q.shape[-1]:
@@ -123,9 +126,7 @@ def forward_pass(q: Any, k: Any, v: Any, *, alibi_slopes: Any = None, **options:
 def backward_pass(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Any) -> list[Any]:
     """`[dq, dk, dv]` of the same. They lie in memory as q, k and v do."""
     with torch.no_grad():
-        found = _backward(dout, q, k, v, out, lse.contiguous(), None, None, *_settled(q, **options))
-    laid = [(x, torch.empty_like(like)) for x, like in zip(found[:3], (q, k, v), strict=True)]
-    return [x if x.stride() == into.stride() else into.copy_(x) for x, into in laid]
+        return list(_backward(dout, q, k, v, out, lse.contiguous(), None, None, *_settled(q, **options))[:3])
 
 
 def _settled(
@@ -152,8 +153,10 @@ class _Call(NamedTuple):
 def decided(algorithm: Any, tile: TileLike, device: Any, deterministic: Any, masks: Any) -> _Call:
     """Decided once for options that can be kept. A list, say, for a tile can't, and a compiler doesn't look into what is kept."""
     if not torch.compiler.is_compiling():
-        with suppress(TypeError):
+        try:
             return _call(algorithm, tile, device, deterministic, **masks)
+        except TypeError:
+            pass
     return _call.__wrapped__(algorithm, tile, device, deterministic, **masks)
 
 
@@ -257,7 +260,11 @@ def offsets(cu_seqlens_q: Any, cu_seqlens_k: Any, rows_q: int, rows_k: int) -> l
 
 def gradients_wanted(*tensors: Any) -> bool:
     """Is a gradient to flow through any of them?"""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:  # a loop takes half as long as `any` does
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 def _named(device: Device | DeviceName | None) -> str | None:
@@ -290,8 +297,9 @@ def _swapped(value: Any, old: int | None, new: int | None) -> Any:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _said(*plain: Any) -> dict[str, Any]:
-    """What an operator takes of masks, as masks again."""
-    return {name: _swapped(x, -1, None) for name, x in zip(_MASKS, plain, strict=True)}
+    """What an operator takes of masks, as masks again, without those that have their defaults."""
+    said = {name: _swapped(x, -1, None) for name, x in zip(_MASKS, plain, strict=True)}
+    return {name: x for name, x in said.items() if x != FIELDS[name].default}
 
 
 class _Options(NamedTuple):
@@ -306,24 +314,28 @@ class _Options(NamedTuple):
 
 
 def _options(
-    q: Any, k: Any, rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None,
-    deterministic: bool, *rest: Any,
+    q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None, deterministic: bool,
+    *rest: Any,
 ) -> _Options:  # fmt: skip
     """Offsets that lie on a GPU are waited for: the plan of a call is made for lengths."""
     *plain, seqused_q, seqused_k = rest
-    rows: list[Any] = [None, None]
-    masks = dict(_said(*(_swapped(x, -1, -1) for x in plain)))  # a dispatcher makes lists of pairs
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        check_axes("(batch, heads, length, head_dim)", q=q, k=k)
-        both = offsets(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2])
-        found = [used(name, x, begins) for name, x, begins in zip(_USED, (seqused_q, seqused_k), both, strict=True)]
-        rows = [
-            None if x is None else torch.tensor([i for span in x for i in span], dtype=torch.int64, device=q.device)
-            for x in found
-        ]
-        spans = [x or list(map(range, begins, begins[1:])) for x, begins in zip(found, both, strict=True)]
-        masks["lengths"] = tuple(zip(*(map(len, each) for each in spans), strict=True))
-    return _Options(masks, {"rng_state": rng_state, "backend": backend, "device": device}, deterministic, *rows)
+    try:
+        masks: Any = _said(*plain).copy()
+    except TypeError:  # a dispatcher makes lists of pairs
+        masks = _said(*(_swapped(x, -1, -1) for x in plain)).copy()
+    call: dict[str, Any] = {"backend": backend, "device": device}
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        return _Options(masks, call, deterministic, None, None)
+    check_axes("(batch, heads, length, head_dim)", q=q, k=k)
+    both = offsets(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2])
+    found = [used(name, x, begins) for name, x, begins in zip(_USED, (seqused_q, seqused_k), both, strict=True)]
+    rows = [
+        None if x is None else torch.tensor([i for span in x for i in span], dtype=torch.int64, device=q.device)
+        for x in found
+    ]
+    spans = [x or list(map(range, begins, begins[1:])) for x, begins in zip(found, both, strict=True)]
+    masks["lengths"] = tuple(zip(*(map(len, each) for each in spans), strict=True))
+    return _Options(masks, call, deterministic, *rows)
 
 
 _USED = ("seqused_q", "seqused_k")
@@ -348,46 +360,72 @@ def _picked(rows: Any, *tensors: Any) -> Any:
     return [x if rows is None or x is None else x[:, :, rows] for x in tensors]
 
 
-def _put_back(rows: Any, like: Any, x: Any, fill: float = 0.0) -> Any:
-    """The opposite: a tensor of the shape of `like`, in which the other rows are filled."""
-    return x if rows is None else like.new_full(like.shape, fill, dtype=x.dtype).index_copy_(2, rows, x)
+def _put_back(rows: Any, into: Any, x: Any) -> Any:
+    """The opposite: a tensor of the shape of all rows, in which the others are what they were."""
+    return x if rows is None else into.index_copy_(2, rows, x)
 
 
 def _forward(
     q: Any, k: Any, v: Any, sinks: Any, alibi_slopes: Any, mask: Any, algorithm: str, tile: Sequence[int] | None,
-    differentiable: bool, *options: Any,
+    differentiable: bool, rng_state: Any, *options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
-    if len(q.shape) == len(v.shape) == 4 and q.shape[3] != v.shape[3]:
+    if q.ndim == v.ndim == 4 and q.shape[3] != v.shape[3]:
         raise UsageError(
             "v.shape", tuple(v.shape), f"{q.shape[3]} columns, as q has: flashlab.integrations.torch.attention pads"
         )
-    if rows_k is not None:
-        ATTENTION.problem({"q": q, "k": k, "v": v})  # v has those rows, too
     every = q
-    (q,), (k, v) = _picked(rows_q, q), _picked(rows_k, k, v)
-    given = {"sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask}
-    given = {name: x for name, x in given.items() if x is not None}
-    empty = not all(q.shape[:1])
-    if differentiable or empty:
-        shapes = tuple((name, tuple(x.shape), x.dtype) for name, x in ({"q": q, "k": k, "v": v} | given).items())
-        leaves = frozenset(name for name, x in given.items() if x.requires_grad)
-        _check(shapes, leaves if differentiable else None, deterministic, **masks)
+    if not rows_q is rows_k is None:
+        if rows_k is not None:
+            ATTENTION.problem({"q": q, "k": k, "v": v})  # v has those rows, too
+        (q,), (k, v) = _picked(rows_q, q), _picked(rows_k, k, v)
+    given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "rng_state": rng_state}
+    check, empty = _CHECKS[deterministic] if differentiable else None, q.ndim and not q.shape[0]
+    if empty or check and not alibi_slopes is mask is None:
+        _check(given, deterministic if differentiable else None, **masks)
+        check = None  # it was, and whether these have gradients isn't seen in what a call keeps
     into = torch.empty_like(q)
     if empty:
         return into, q.new_empty(q.shape[:3], dtype=torch.float32)
-    call |= {"out": into} if call["backend"] == "gpu" else {}
-    out, lse = attention_forward(
-        q, k, v, algorithm=algorithm, lse=True, tile=None if tile is None else Tile(*tile), **given, **call, **masks
-    )
-    out = into if out is into else into.copy_(out)
+    if call["backend"] == "gpu":
+        given["out"] = into
+    tile = None if tile is None else Tile(*tile)
+    out, lse = called(ATTENTION, given, masks, algorithm=algorithm, lse=True, tile=tile, differentiate=check, **call)
+    out = out if out is into else into.copy_(out)
     if rows_q is None:
         return out, lse
-    return _put_back(rows_q, every, out), _put_back(rows_q, every[..., 0], lse, -torch.inf)
+    empty_rows = every.new_full(every.shape[:3], -torch.inf, dtype=torch.float32)
+    return _put_back(rows_q, torch.zeros_like(every), out), _put_back(rows_q, empty_rows, lse)
+
+
+def _check(given: Mapping[str, Any], deterministic: bool | None, **masks: Any) -> None:
+    """Raises `UsageError` if no backward pass takes the problem, or has the gradient of one of its arrays. With None, none is
+    wanted."""
+    named = {name: x for name, x in given.items() if x is not None and name in _CHECKED}
+    shapes = tuple((name, tuple(x.shape), x.dtype) for name, x in named.items())
+    leaves = None if deterministic is None else frozenset(name for name, x in named.items() if x.requires_grad)
+    _check_shapes(shapes, leaves and leaves - {"q", "k", "v"}, bool(deterministic), **masks)
+
+
+_CHECKED = {"q", "k", "v", "sinks", "alibi_slopes", "mask"}
+
+
+def _checker(deterministic: bool) -> Callable[..., None]:
+    """`_check` as a façade calls it, which is before it decides. So it isn't called for what was decided."""
+
+    def check(given: Mapping[str, Any], *, algorithm: Any, lse: bool, tile: Any, backend: Any, device: Any, scales: Any,
+              seed: Any, offset: Any, **masks: Any) -> None:  # fmt: skip
+        del algorithm, lse, tile, backend, device, scales, seed, offset
+        _check(given, deterministic, **masks)
+
+    return check
+
+
+_CHECKS = {one_order: _checker(one_order) for one_order in (False, True)}
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def _check(shapes: tuple[Any, ...], leaves: frozenset[str] | None, deterministic: bool, **masks: Any) -> None:
+def _check_shapes(shapes: tuple[Any, ...], leaves: frozenset[str] | None, deterministic: bool, **masks: Any) -> None:
     """Raises `UsageError` if no backward pass takes the problem, or has the gradient of one of the `leaves`. None: none is wanted.
 
     No problem has a batch of 0: such arrays are judged as if their batch were 1.
@@ -412,35 +450,46 @@ def _check(shapes: tuple[Any, ...], leaves: frozenset[str] | None, deterministic
 
 
 def _backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, *options: Any
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, rng_state: Any, *options: Any
 ) -> tuple[Any, Any, Any, Any]:
     masks, call, deterministic, rows_q, rows_k = _options(q, k, *options)
-    every_q, every_k = q, k
+    every_q, every_k, every_v = q, k, v
     if not q.shape[0]:
         return *map(torch.empty_like, (q, k, v)), q.new_empty(0) if sinks is None else torch.zeros_like(sinks)
-    (dout, q, out, lse, dlse), (k, v) = _picked(rows_q, dout, q, out, lse, dlse), _picked(rows_k, k, v)
-    more: Any = call | {"dlse": dlse, "sinks": sinks, "deterministic": deterministic}
-    dq, dk, dv, *dsinks = attention_backward(dout, q, k, v, out, lse, **more, **masks)
-    dk, dv = (_put_back(rows_k, every_k, x) for x in (dk, dv))
-    return _put_back(rows_q, every_q, dq), dk, dv, dsinks[0] if dsinks else q.new_empty(0)
+    if not rows_q is rows_k is None:
+        (dout, q, out, lse, dlse), (k, v) = _picked(rows_q, dout, q, out, lse, dlse), _picked(rows_k, k, v)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout}
+    given |= {"dlse": dlse, "sinks": sinks, "rng_state": rng_state}
+    on_gpu, leaves = call["backend"] == "gpu", {"dq": q, "dk": k, "dv": v}
+    into = {name: torch.empty_like(x) for name, x in leaves.items() if not x.is_contiguous()}
+    dq, dk, dv, *dsinks = called(
+        BACKWARD, given | into if on_gpu else given, masks, algorithm="auto", tile=None, one_order=deterministic, **call
+    )
+    if not on_gpu and into:
+        dq, dk, dv = (into[x].copy_(y) if x in into else y for x, y in zip(leaves, (dq, dk, dv), strict=True))
+    if rows_q is not None:
+        dq = _put_back(rows_q, torch.zeros_like(every_q), dq)
+    if rows_k is not None:
+        dk, dv = (_put_back(rows_k, torch.zeros_like(every), x) for every, x in ((every_k, dk), (every_v, dv)))
+    return dq, dk, dv, dsinks[0].sum(0) if dsinks else q.new_empty(0)  # the kernel writes one for each batch
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     """What the backward pass needs."""
-    q, k, v, sinks, *_ = inputs
+    q, k, v, sinks = inputs[:4]
     rng_state, cu_seqlens_q, cu_seqlens_k, *plain, seqused_q, seqused_k = inputs[9:]
     ctx.plain = plain
     ctx.set_materialize_grads(False)  # most losses don't depend on the LSE, and its gradient is None then
     ctx.save_for_backward(q, k, v, *output, sinks, rng_state, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
 
 
-def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, dout: Any, dlse: Any) -> list[Any]:
     q, k, v, out, lse, *rest, seqused_q, seqused_k = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout
     dlse = None if dlse is None else dlse.contiguous()
     found = _BACKWARD(dout, q, k, v, out, lse, dlse, *rest, *ctx.plain, seqused_q, seqused_k)
-    gradients = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[:4], strict=True)]
-    return *gradients, *[None] * (len(ctx.needs_input_grad) - 4)
+    wanted = ctx.needs_input_grad
+    return [*[x if wanted[i] else None for i, x in enumerate(found)], None, None]
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -461,18 +510,18 @@ def _backward_shapes(
     _: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, *__: Any
 ) -> tuple[Any, ...]:
     del out, lse, dlse
-    return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return *map(torch.empty_like, (q, k, v)), q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
 _FORWARD = operator(
     "attention", _forward,
     "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? alibi_slopes, Tensor? mask, str algorithm, int[]? tile, "
     f"bool differentiable, {_OPTIONS}) -> (Tensor, Tensor)",
-    _forward_shapes, _keep, _differentiate, 0,
+    _forward_shapes, _keep, _differentiate, 0, 6,
 )  # fmt: skip
 _BACKWARD = operator(
     "attention_backward", _backward,
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor? sinks, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward_shapes, _keep_nothing, _never_twice, 1,
+    _backward_shapes, _keep_nothing, _never_twice, 1, 8,
 )  # fmt: skip

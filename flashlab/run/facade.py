@@ -37,7 +37,8 @@ _MOST_KEPT = 4096  # calls with all that was decided for them
 _warm = dict[tuple[Any, ...], Ready]()
 
 Differentiate = Callable[..., tuple[Any, ...] | None]
-"""`differentiate(given, **options)`: the outputs, if a gradient is to flow through an input, or else None."""
+"""`differentiate(given, **options)`: the outputs, if a gradient is to flow through an input, or else None. It isn't asked again for
+a call that was decided."""
 
 
 def called(
@@ -53,7 +54,7 @@ def called(
     if scales is not None:
         given |= _scaled(operation, scales)
     how = (operation, algorithm, tile, lse, one_order)
-    key: tuple[Any, ...] = (*how, devices.ARCH)
+    key: tuple[Any, ...] = (*how, differentiate, devices.ARCH)
     known = masks.keys() <= _MASKS
     if masks:
         if (lengths := masks.get("lengths")) is not None:

@@ -42,10 +42,17 @@ def _never_forward(ctx: Any, *tangents: Any) -> None:
 
 
 def operator(
-    name: str, function: Callable[..., Any], schema: str, shapes: Any, keep: Any, differentiate: Any, first: int
+    name: str,
+    function: Callable[..., Any],
+    schema: str,
+    shapes: Any,
+    keep: Any,
+    differentiate: Any,
+    first: int,
+    leaves: int,
 ) -> Any:
     """A function that calls the operator, now registered, and can be differentiated by autograd and by `torch.func`. `first` is the
-    place of q among its inputs.
+    place of q among its inputs, and all that may have gradients are among the first `leaves`: `differentiate` returns theirs.
 
     The operator has an autograd of its own, because `torch.library.custom_op`'s takes twice as long.
     """
@@ -56,27 +63,38 @@ def operator(
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
         setup_context = staticmethod(keep)
-        backward = staticmethod(differentiate)
         jvp = staticmethod(_never_forward)
 
         @staticmethod
         def forward(*given: Any) -> Any:
             return known(*given)
 
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            return *differentiate(ctx, *gradients), *[None] * (inputs - leaves)
+
     def differentiable(run: Callable[..., Any]) -> Any:
-        """The same for autograd alone. Without `setup_context`, which costs as much as all else."""
+        """The same for autograd alone. It is without `setup_context`, which costs as much as all else. What has no gradient goes
+        through torch in one piece."""
 
         class Differentiable(torch.autograd.Function):
-            backward = staticmethod(differentiate)
             jvp = staticmethod(_never_forward)
 
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
-                found = run(*given)
-                keep(ctx, given, found)
+                *first, rest = given
+                found = run(*first, *rest)
+                keep(ctx, (*first, *rest), found)
                 return found
 
-        return Differentiable.apply
+            @staticmethod
+            def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+                return *differentiate(ctx, *gradients), None
+
+        def apply(*given: Any) -> Any:
+            return Differentiable.apply(*given[:leaves], given[leaves:])
+
+        return apply
 
     def below(*given: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():

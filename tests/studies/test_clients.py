@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from simulator.operations.backward import BACKWARD
 from studies import clients, families, profiled
 
 ONE = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "hidden": 48, "context": 16}
@@ -40,13 +41,13 @@ def test_a_model_trains(capsys: pytest.CaptureFixture[str], tmp_path: Path, monk
     assert ours[-1] == math[-1] == "passed |"
     assert "flashlab needs 0.0" in err and "not run: cudnn (" in err and plot.stat().st_size > 1000
     autograd = import_module("flashlab.run.autograd")
-    right = autograd.attention_backward
+    right = autograd.called
 
-    def wrong(*arrays: Any, **named: Any) -> Any:
-        dq, dk, *rest = right(*arrays, **named)
-        return dq, 1.001 * dk, *rest
+    def wrong(operation: Any, *given: Any, **named: Any) -> Any:
+        found = right(operation, *given, **named)
+        return [1.001 * x if name == "dk" else x for name, x in zip(("dq", "dk"), found, strict=False)] + [*found[2:]]
 
-    monkeypatch.setattr(autograd, "attention_backward", wrong)
+    monkeypatch.setattr(autograd, "called", lambda of, *x, **y: (wrong if of is BACKWARD else right)(of, *x, **y))
     status, out, err = run(capsys, "train", *two, "--plot", str(plot))
     assert status == 1 and "studies: flashlab: gradients are off by more than they may be" in err
     assert "FAILED" in out.splitlines()[2] and "passed" in out.splitlines()[3]

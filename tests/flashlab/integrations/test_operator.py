@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +13,14 @@ import pytest
 
 import flashlab as fl
 from flashlab.base.host import to_numpy
+from flashlab.run import arrays, nvrtc, tma
 from tests.flashlab.integrations.test_torch import NAMES, P, door, leaves, swapped, torch
+from tests.flashlab.run.fake import FakeCupy, Kernel, installed
+from tests.work import calls
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+OURS = str(Path(fl.__file__).parent)
 
 
 def gradients(out: Any, tensors: Any) -> list[Any]:
@@ -248,3 +256,98 @@ def test_one_checkpoint_of_each_kind() -> None:
         kinds.checkpoint(layer, *fresh, **each).square().sum().backward()
         for a, b in zip(right, fresh, strict=True):
             assert torch().allclose(a, b.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("used", [None, 13], ids=["", "some rows"])
+def test_gradients_lie_as_their_tensors(used: int | None) -> None:
+    """In flash-attention's layout they are what a projection's backward pass takes without a copy. A compiler is told so."""
+    q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in swapped(*leaves(P.replace(batch=1, len_kv=20))))
+    ends, rows = (None, None) if used is None else (torch().tensor(x, dtype=torch().int32) for x in ([0, 20], [used]))
+    ragged: dict[str, Any] = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "seqused_q": rows, "seqused_k": rows}
+    out, lse = door().attention(q, k, v, causal=True, lse=True, **ragged)
+    found = torch().autograd.grad(out.sum(), (q, k, v))
+    assert [x.stride() for x in (out, *found)] == [x.stride() for x in (q, q, k, v)]
+    options = [None, ends, ends, "emulator", None, False, True, None, None, None, None, False, rows, rows]
+    given = [x.detach() for x in (torch().ones_like(out), q, k, v, out, lse)]
+    backward = torch().ops.flashlab.attention_backward
+    torch().library.opcheck(backward, (*given, None, None, *options), test_utils=("test_schema", "test_faketensor"))
+    for a, b in zip(found, backward(*given, None, None, *options), strict=False):
+        assert torch().equal(a, b)
+
+
+# On a stand-in for a GPU, whose memory is the CPU's
+
+
+class OnTheCpu(arrays._TorchArrays):
+    """Torch's tensors on the CPU, as if they were on that GPU."""
+
+    def view(self, name: str, x: Any) -> arrays.View:
+        dtype = self._names[x.dtype]
+        strides = tuple(n * arrays.WIDTH[dtype] for n in x.stride())
+        return arrays.View(x.data_ptr(), tuple(x.shape), strides, dtype, 0, x)
+
+    def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        del device
+        return partial(torch().empty, shape, dtype=self._dtypes[dtype])
+
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        return arrays.from_the_pool(nbytes)
+
+    def queue(self, device: int) -> int:
+        return 1234 + device
+
+    def stream(self, device: int) -> Any:
+        return arrays._ANYWHERE
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The operator on it. Kernels do nothing there."""
+    monkeypatch.setattr(nvrtc, "compile_kernel", lambda *_, arch: nvrtc.Compiled(image=arch.encode(), log=""))
+    monkeypatch.setattr(tma, "descriptor", lambda *_: np.zeros((), tma.DESCRIPTOR)[()])
+    monkeypatch.setattr(Kernel, "launch", lambda *_: None)
+    with installed(FakeCupy()):
+        attend, made = door().attention, OnTheCpu()
+        monkeypatch.setattr(arrays, "_framework_named", lambda root: made)
+        yield lambda *x: attend(*x, causal=True, backend="gpu")
+
+
+def test_a_warm_call_does_little(on_gpu: Any) -> None:
+    """Function calls that flashlab makes: without gradients, with a graph for them, and forward and backward together."""
+    tensors = leaves(P.replace(dtype="float16", kv_heads=4, len_kv=20))
+    plain, dout = [x.detach() for x in tensors], torch().ones_like(tensors[0])
+
+    def both() -> None:
+        torch().autograd.grad(on_gpu(*tensors), tensors, dout)
+
+    made = list[int]()
+    for call in (lambda: on_gpu(*plain), lambda: on_gpu(*tensors), both):
+        call()
+        made.append(min(calls(call, by=OURS) for _ in range(9)))  # the first at an address looks at more
+    assert made[0] <= 76 and made[1] <= 84 and made[2] <= 168, made
+
+
+def test_gradients_on_a_gpu_lie_as_their_tensors(on_gpu: Any) -> None:
+    """The kernels write them there, which tests with a GPU look at."""
+    tensors = [
+        x.detach().transpose(1, 2).requires_grad_() for x in swapped(*leaves(P.replace(dtype="float16", head_dim=32)))
+    ]
+    tensors[1] = tensors[1].detach().contiguous().requires_grad_()
+    found = torch().autograd.grad(on_gpu(*tensors).sum(), tensors)
+    assert [x.stride() for x in found] == [x.stride() for x in tensors]
+
+
+def test_what_has_no_backward_pass_is_refused_after_a_call_without_gradients(
+    on_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept for a call that wants no gradient isn't taken for one that does."""
+    tensors = leaves(P.replace(dtype="float16"))
+    on_gpu(*(x.detach() for x in tensors))
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise fl.UsageError("q", "this", "that")
+
+    monkeypatch.setattr(importlib.import_module("flashlab.run.autograd"), "_check_shapes", refuses)
+    with pytest.raises(fl.UsageError, match="q = 'this'"):
+        on_gpu(*tensors)
+    on_gpu(*(x.detach() for x in tensors))
