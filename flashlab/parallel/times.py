@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -197,8 +198,8 @@ class ParallelTimeline:
 def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTimeline:
     """When each rank computes, sends and waits. `rates` are those of an H100, if left out.
 
-    What is first in time goes first: a message begins when it is sent, and both its ranks' ends of the link are free. Raises
-    `UsageError`.
+    What is first in time goes first. A message leaves when it is sent and its sender's end of the link is free. It has come when
+    it is through its receiver's end, too, which takes one message after the other. Raises `UsageError`.
     """
     if not isinstance(counts, ParallelCounts):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("counts", type(counts).__name__, "what fl.parallel.count or fl.parallel.simulate returns")
@@ -209,10 +210,11 @@ def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTime
     out, into, spans = [0.0] * n, [0.0] * n, list[Span]()
     mail = defaultdict[tuple[int, int], deque[float]](deque)
     asleep, next_event = dict[tuple[int, int], float](), [0] * n
-    ready: list[tuple[float, int]] = [(0.0, rank) for rank in range(n)]
+    ready = [(0.0, rank, rank) for rank in range(n)]  # what is ready at one time takes turns
+    turn = count(n)
     known = dict[int, float]()  # ranks share counts
     while ready:
-        now, rank = heappop(ready)
+        now, _, rank = heappop(ready)
         if next_event[rank] == len(counts.events[rank]):
             continue
         event = counts.events[rank][next_event[rank]]
@@ -223,13 +225,13 @@ def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTime
             spans.append(Span(rank, _way(event), now, now + took))
             now += took
         elif isinstance(event, Sent):
-            begin = max(now, out[rank], into[event.peer])
-            end = begin + at.transfer(rank, event.peer, sum(nbytes for _, nbytes in event.tensors))
-            out[rank] = into[event.peer] = end
-            spans.append(Span(rank, "sends", begin, end, event.peer, event.step))
-            mail[rank, event.peer].append(end)
+            begin = max(now, out[rank])
+            took = at.transfer(rank, event.peer, sum(nbytes for _, nbytes in event.tensors))
+            out[rank], into[event.peer] = begin + took, max(begin, into[event.peer]) + took
+            spans.append(Span(rank, "sends", begin, begin + took, event.peer, event.step))
+            mail[rank, event.peer].append(into[event.peer])
             if (slept := asleep.pop((event.peer, rank), None)) is not None:
-                heappush(ready, (slept, event.peer))
+                heappush(ready, (slept, next(turn), event.peer))
         else:
             if not mail[event.peer, rank]:
                 asleep[rank, event.peer] = now
@@ -239,7 +241,7 @@ def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTime
                 spans.append(Span(rank, "waits", now, came, event.peer, event.step))
                 now = came
         next_event[rank] += 1
-        heappush(ready, (now, rank))
+        heappush(ready, (now, next(turn), rank))
     return ParallelTimeline(counts, at, tuple(spans))
 
 
