@@ -183,14 +183,13 @@ class ParallelTimeline:
         return sum(self.computes) / len(self.computes) / self.seconds if self.seconds else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: seconds."""
+        """Plain data for JSON: seconds. The rates aren't among it."""
         return {
             "seconds": self.seconds,
             "busy": self.busy,
             "computes": list(self.computes),
             "waits": list(self.waits),
             "waited_for": [{"rank": r, "peer": p, "seconds": s} for (r, p), s in self.waited_for.items()],
-            "rates": asdict(self.rates),
             "spans": [span._asdict() for span in self.spans],
         }
 
