@@ -11,7 +11,7 @@ from flashlab.parallel.problems import check, scheme_of
 from flashlab.parallel.schemes import SCHEMES
 from simulator import api, catalogue
 from simulator.devices import Device
-from simulator.errors import unknown
+from simulator.errors import Said, UsageError
 from simulator.fields import flag
 from simulator.names import DeviceName
 from simulator.problem import Problem
@@ -35,7 +35,9 @@ def count(
     """
     plan = scheme_of(scheme)
     if plan is not SCHEMES.get(plan.name):
-        raise unknown("scheme", plan.name, SCHEMES)
+        raise UsageError(
+            "scheme", Said(f"{plan.name}, one of your own"), f"one of {', '.join(SCHEMES)}: they have formulas"
+        )
     check(plan, problem, ranks, layout, interleave, backward=flag("backward", backward))
     share = _Share(problem, ranks, layout, algorithm, interleave, Device.named(device))
     forward, back = _FORMULAS[plan.name]
