@@ -23,10 +23,11 @@ from flashlab.lessons import (
     lesson10,
     lesson11,
     lesson11_kernels,
+    lesson12,
 )
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11)
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11, lesson12)
 _KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels)
 
 LESSONS = {
@@ -42,6 +43,7 @@ LESSONS = {
     "09": "Eight bits",
     "10": "An empty page",
     "11": "The way back",
+    "12": "One token at a time",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}

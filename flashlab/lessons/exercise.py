@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class Case:
     blanks: bool = False
     device: str = "h100"
     own_tile: bool = False
+    heads_are_rows: ClassVar[bool] = False
+    """Are the query heads of a group rows of one tile? Then a block is theirs together."""
 
     def inputs(self) -> tuple[Array, Array, Array]:
         """q, k and v, `(batch, heads, length, …)`."""

@@ -131,6 +131,7 @@ def reasons(
         yield from _of_zeros(name, a, e, scope, row, form)
         yield from _of_roundings(name, actual, expected, scope, form)
         yield from _of_tiles(name, a, e, scope, old or {}, rest)
+        yield from _of_columns(name, a, e, scope, form)
         yield from _of_factors(name, a, e, scope, old or {}, before, row, form)
         if before is not None and before.shape == e.shape and np.array_equal(actual, before):
             yield f"{name} was left as it was"
@@ -267,6 +268,29 @@ def _of_tiles(
                 yield f"{name} is the sum of exp({x} - {y}) alone: {rest}"
 
 
+def _of_columns(name: str, a: Array, e: Array, scope: Mapping[str, Array], form: Form | None) -> Iterator[str]:
+    """Of a number for each row that should be the exponential of a difference."""
+    if e.shape[1] != 1 or form is None or a.shape != e.shape:
+        return
+    if np.isneginf(a).any() and ".finite()" in form.lines and same(np.where(np.isneginf(a), 0, a), e):
+        yield f"{name} is -inf where a row has seen no key: .finite() has 0 in place of it"
+    columns = {
+        x: f.astype(np.float64) for x, f in scope.items() if x != name and f.shape == e.shape and _names(form, x)
+    }
+    for x, f in columns.items():
+        if "max" in form.lines and len(columns) > 1 and np.isfinite(f).all() and same(a, f):
+            yield f"{name} is {x} itself, and the larger of both belongs there"
+        for y, less in columns.items():
+            if x == y or not same(e, _exp(f - less)):
+                continue
+            if same(a, np.exp2(f - less)):
+                yield f"{name} is 2 to the power of {x} - {y}, and e belongs there: {x} is natural"
+            if same(a, _exp(f)):
+                yield f"{name} is exp({x}) itself: {y} was not subtracted, or one that starts at 0"
+            if np.isneginf(f).any() and same(a, _exp(np.where(np.isneginf(f), 0, f) - less)):
+                yield f"{name} takes {x} as 0 where it is -inf: what is empty weighs nothing"
+
+
 def _of_factors(
     name: str, a: Array, e: Array, scope: Mapping[str, Array], old: Mapping[str, Array], before: Array | None, row: int,
     form: Form | None,
@@ -285,9 +309,10 @@ def _of_factors(
                 yield f"{name} {_too_small(x, said[x], form)}"
             elif same(a, e * f):
                 yield f"{name} {_too_large(x, said[x], form)}"
-        if f.any() and _names(form, x) and same(a + f, e):
+        added = _names(form, x) and (form is None or not multiplies(form.lines, x))
+        if f.any() and added and same(a + f, e):
             yield f"{name} lacks {said[x]}, which was not added"
-        if f.any() and _names(form, x) and same(a - f, e):
+        if f.any() and added and same(a - f, e):
             yield f"{name} still has {said[x]}, which was not subtracted"
         if logarithm and same((a - f) * np.log(2), e - f):
             yield f"{name} has a logarithm to base 2 beside {said[x]}, and a natural one belongs there"
@@ -329,6 +354,8 @@ def _of_pairs(name: str, a: Array, scope: Mapping[str, Array]) -> Iterator[str]:
             for result, said in ((f + g, "+"), (f - g, "-"), (f * g, "*"), (f / g, "/")):
                 if _differ(result) and same(a, result):
                     yield f"{name} is {x} {said} {y}"
+            if x < y and g.shape == a.shape and same(a, (f + g) / 2):
+                yield f"{name} is the plain mean of {x} and {y}"
 
 
 def _names(form: Form | None, x: str) -> bool:

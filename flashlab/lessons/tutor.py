@@ -113,10 +113,12 @@ def compare(
 
 
 def _run(program: Program, case: Case, head: tuple[int, int]) -> tuple[Steps, Trace]:
-    """One head of a case, block by block; what raises ends it. Where outputs are sums over a group of heads, all of the group."""
+    """One head of a case, block by block; what raises ends it. All heads of a group where outputs are sums over them, and where
+    they are rows of one tile. The program is told of the whole problem: it may count the blocks of all heads.
+    """
     (b, h), p = head, case.problem
-    sums = any("kv_heads" in operand.axes for operand in program.operation.outputs)
-    kv, group = h // p.queries_per_kv, p.queries_per_kv if sums else 1
+    together = case.heads_are_rows or any("kv_heads" in operand.axes for operand in program.operation.outputs)
+    kv, group = h // p.queries_per_kv, p.queries_per_kv if together else 1
     first = h // group * group
     where = {"batch": slice(b, b + 1), "heads": slice(first, first + group), "kv_heads": slice(kv, kv + 1)}
     data = {name: program.operation.operand(name, p).cut(x, where) for name, x in case.arrays().items()}
@@ -124,7 +126,7 @@ def _run(program: Program, case: Case, head: tuple[int, int]) -> tuple[Steps, Tr
     config = program.configure(one, device, None if case.own_tile else case.tile)
     machine = watch.WatchedMachine(program.name, program.operation, one, config, device, data=data, recorder=steps)
     try:
-        program(machine, *machine.inputs, one, config.tile)
+        program(machine, *machine.inputs, p if case.heads_are_rows else one, config.tile)
     except Exception:  # the verdict tells it; the steps up to here are what there is to see
         steps.end()
         steps.stopped = True
@@ -169,6 +171,8 @@ def first_difference(
 
     for n, (a, b) in enumerate(zip(mine.events, due.events, strict=False)):
         at = _place(b, due.loops[n])
+        if n and b.launch != due.events[n - 1].launch:
+            before = {}
         if a.block == b.block and (words := _blocks(mine.blocks[n], due.blocks[n], ways)):
             return Difference(n + 1, "launch", f"launch `{b.launch}`, row tile {b.block[0]}: {words}")
         if (a.step, a.block) != (b.step, b.block):
@@ -406,7 +410,8 @@ def _state(events: Sequence[Event]) -> dict[str, Array]:
 
 def _explanations(name: str, n: int, mine: Steps, due: Steps) -> list[str]:
     """What may explain that a variable has another value in step n."""
-    event, before, known = due.events[n], _state(due.events[:n]), _state(mine.events[: n + 1])
+    event, known = due.events[n], _state(mine.events[: n + 1])
+    before = _state([x for x in due.events[:n] if x.launch == event.launch])  # those of another launch explain nothing
     expected, actual = event.values[name], known.get(name)
     if actual is None or actual.shape != expected.shape or np.array_equal(actual, expected):
         return []
