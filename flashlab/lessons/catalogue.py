@@ -23,10 +23,11 @@ from flashlab.lessons import (
     lesson10,
     lesson11,
     lesson11_kernels,
+    lesson13,
 )
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11)
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11, lesson13)
 _KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels)
 
 LESSONS = {

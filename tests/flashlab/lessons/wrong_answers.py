@@ -336,6 +336,16 @@ _ROWS = [
     ("11.6", "uniform(seed, place)", "uniform(seed + head, place)"),
     ("11.6", "* len_kv + key", "* len_q + key"),
     ("11.6", "row >= rows || col >= cols", "row > rows || col > cols"),
+    ("13.1", "n // problem.page_size, n %", "n // problem.page_size % 2, n %"),
+    ("13.1", "n % problem.page_size", "(n + 1) % problem.page_size"),
+    ("13.1", "n // problem.page_size, n % problem.page_size", "n // 8, n % 8"),
+    ("13.1", "n // problem.page_size, n % problem.page_size", "0 * n, 0 * n"),
+    ("13.1", "for pool in (k, v))", "for pool in (v, k))"),
+    ("13.1", "block.mask(s, block.i, j, group=group)", "block.mask(s, block.i, j + 1, group=group)"),
+    ("13.1", "scale=problem.scale", "scale=q.cols**-0.5"),
+    ("13.1", "block.look_up(k, j, tile.cols)", "block.look_up(k, j, 16)"),
+    ("13.1", "block.load(v, j, tile.cols)", "block.load(v, max(0, j - 1), tile.cols)"),
+    ("13.1", "            k_j = block.load(k, j, tile.cols)\n", "            k_j = block.load(k, j, tile.cols)\n            k_j = block.load(k, j, tile.cols)\n"),
 ]  # fmt: skip
 
 WRONG_ANSWERS = [WrongAnswer(*row) for row in _ROWS]
