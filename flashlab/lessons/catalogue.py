@@ -24,6 +24,7 @@ from flashlab.lessons import (
     lesson11,
     lesson11_kernels,
     lesson13,
+    lesson13_managers,
 )
 from simulator import Program
 
@@ -49,6 +50,8 @@ KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for ex
 """Those whose answer is a `.cu` file."""
 TRITON_EXERCISES = {exercise.name: exercise for exercise in lesson06_triton.EXERCISES}
 """Those whose answer is a `.py` file, with a kernel in Triton."""
+CLASS_EXERCISES = {exercise.name: exercise for exercise in lesson13_managers.EXERCISES}
+"""Those whose answer is a class."""
 PREDICTIONS = {
     prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
 }
