@@ -346,6 +346,14 @@ _ROWS = [
     ("13.1", "block.look_up(k, j, tile.cols)", "block.look_up(k, j, 16)"),
     ("13.1", "block.load(v, j, tile.cols)", "block.load(v, max(0, j - 1), tile.cols)"),
     ("13.1", "            k_j = block.load(k, j, tile.cols)\n", "            k_j = block.load(k, j, tile.cols)\n            k_j = block.load(k, j, tile.cols)\n"),
+    ("13.4", "key / page_size]", "key / page_size + (key >= 16)]"),
+    ("13.4", "key < keys ?", "key <= keys ?"),
+    ("13.4", "n < TILE &&", "n < TILE - 1 &&"),
+    ("13.4", "page * page_size + key % page_size", "page * page_size + (page_size - 1 - key % page_size)"),
+    ("13.4", "from * D + lane", "from * D + (lane ^ 1)"),
+    ("13.4", "begin = firsts[request]", "begin = request * 64"),
+    ("13.4", "row, n)", "row, n ^ 1)"),
+    ("13.4", "+ n < keys; ++n", "+ n < min(keys, 48); ++n"),
 ]  # fmt: skip
 
 WRONG_ANSWERS = [WrongAnswer(*row) for row in _ROWS]
