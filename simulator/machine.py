@@ -35,7 +35,7 @@ from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import Problem, Walk
 from simulator.representatives import MOST_STEPS, Cost, Intervals, Representatives, united
-from simulator.tensors import Batches, HbmTensor
+from simulator.tensors import Batches, HbmTensor, Place
 from simulator.trace import Recorder
 
 Own = Mapping[int, tuple[Batches, Callable[..., Walk]]]
@@ -129,12 +129,14 @@ class Machine:
         rows, heads = spec.rows * group * batches, spec.heads // (group * batches)
         return HbmTensor(replace(spec, heads=heads, rows=rows), group=group, together=together)
 
-    def paged(self, pool: HbmTensor, table: HbmTensor) -> HbmTensor:
+    def paged(self, pool: HbmTensor, table: HbmTensor, place: Place | None = None) -> HbmTensor:
         """The keys of a request in their order, (1, kv_heads, len_kv, cols), through its line of the block table.
 
-        Loads of it count what they read from the pool. Who looks pages up says so: `block.look_up`.
+        Loads of it count what they read from the pool. Who looks pages up says so: `block.look_up`. `place(n)` says where key n
+        lies, for an array of keys: which entry of the line has its page, and which row of the page it is. Left out, that is
+        `(n // page_size, n % page_size)`.
         """
-        return HbmTensor(replace(pool.spec, rows=self.problem.len_kv), table=table)
+        return HbmTensor(replace(pool.spec, rows=self.problem.len_kv), table=table, place=place)
 
     def workspace(
         self,
@@ -328,9 +330,7 @@ class Machine:
         if tensor.batches is not None:
             values = values[list(tensor.batches)]
         if tensor.table is not None:
-            size, rows = self.problem.page_size or 1, np.arange(first, last)
-            pages = self.values[tensor.table.name].reshape(-1)[rows // size].astype(np.int64)
-            return values[:, :, :, pages * size + rows % size, start:stop]
+            return values[:, :, :, self.pool_rows(tensor, first, last), start:stop]
         if tensor.together:
             batch, row, member = _apart(values, tensor, first, last)
             return values[batch, :, member, row, start:stop].swapaxes(0, 1)[None, :, None]
@@ -338,6 +338,16 @@ class Machine:
             rows = np.arange(first, last)
             return values[:, :, None, rows % tensor.group, rows // tensor.group, start:stop]
         return values[:, :, :, first:last, start:stop]
+
+    def pool_rows(self, tensor: HbmTensor, first: int, last: int) -> Array:
+        """The rows of the pool in which keys first:last of a request lie. Raises `UsageError` for a `place` that isn't there."""
+        assert tensor.table is not None
+        size, keys = self.problem.page_size or 1, np.arange(first, last)
+        line = self.values[tensor.table.name].reshape(-1)
+        entry, row = (
+            (keys // size, keys % size) if tensor.place is None else misuse.places(tensor.place, keys, len(line), size)
+        )
+        return line[entry].astype(np.int64) * size + row
 
     def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
         """Put values into rows first:last and columns start:stop."""

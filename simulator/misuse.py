@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.dtypes import Array
 from simulator.errors import Said, UsageError
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
@@ -117,6 +118,19 @@ def walked(found: object) -> None:
     """Refuses what no block loops over."""
     if not isinstance(found, Sequence):
         raise UsageError("what walk returns", found, "a range, a list or a tuple, as from walk=lambda i: range(i + 1)")
+
+
+def places(place: Callable[..., Any], keys: Array, entries: int, rows: int) -> tuple[Array, Array]:
+    """What `place` says of keys. Refuses what names no entry of a line of the block table, or no row of a page."""
+    accepted = f"an entry of the block table, 0 to {entries - 1:,}, and a row of its page, 0 to {rows - 1:,}"
+    found = place(keys)
+    if not isinstance(found, tuple) or len(found := tuple(map(np.asarray, found))) != 2:
+        raise UsageError("place(n)", Said(type(found).__name__), f"two numbers: {accepted}")
+    entry, row = (np.broadcast_to(x, keys.shape) for x in found)
+    for n, *where in zip(keys.tolist(), entry.tolist(), row.tolist(), strict=True):
+        if not all(isinstance(x, int) and 0 <= x < end for x, end in zip(where, (entries, rows), strict=True)):
+            raise UsageError(f"place({n})", tuple(where), accepted)
+    return entry, row
 
 
 def arguments(error: TypeError, classes: Sequence[type]) -> UsageError | None:

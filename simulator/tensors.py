@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,6 +23,8 @@ def no_operator_multiplies() -> UsageError:
 
 Batches = tuple[int, ...] | range
 """Some of the batches."""
+Place = Callable[[Array], tuple[Array, Array]]
+"""Where keys lie, by their numbers in a request: which entry of its line of the block table, and which row of that page."""
 
 
 _METHODS = {"shape": "{0}.rows and {0}.cols", "transpose": "{0}.T of a tile in SRAM"}
@@ -58,7 +61,8 @@ class HbmTensor(_Stored):
     """A handle to an array in HBM. Only counted loads reach its values.
 
     `rows` and `cols` are its shape per head, and `dtype` is its storage dtype. `head(g)` is a handle to one query head
-    of each group. `at(…)` is a handle to one plane of a workspace that has `axes`. Rows of a handle with a `table` lie in pages.
+    of each group. `at(…)` is a handle to one plane of a workspace that has `axes`. Rows of a handle with a `table` lie in pages,
+    where `place` says.
     `group` says how many heads are rows, and `together` whether those of all batches are. Of a handle to `firsts` each row is the
     first one of `every` so many. A handle `of_batches` has some of the batches.
 
@@ -72,10 +76,10 @@ class HbmTensor(_Stored):
 
     def __init__(
         self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None,
-        together: bool = False, every: int = 1, batches: Batches | None = None,
+        together: bool = False, every: int = 1, batches: Batches | None = None, place: Place | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.member, self.plane, self.group, self.table = spec, member, plane, group, table
-        self.together, self.every, self.batches = together, every, batches
+        self.together, self.every, self.batches, self.place = together, every, batches, place
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
 
     def head(self, g: int) -> HbmTensor:
@@ -94,7 +98,9 @@ class HbmTensor(_Stored):
     def of_batches(self, batches: Batches, of: int, rows: int) -> HbmTensor:
         """A handle to the first rows of some batches, of so many."""
         spec = replace(self.spec, heads=self.spec.heads // of * len(batches), rows=min(rows, self.spec.rows))
-        return HbmTensor(spec, self.member, self.plane, self.group, self.table, self.together, self.every, batches)
+        return HbmTensor(
+            spec, self.member, self.plane, self.group, self.table, self.together, self.every, batches, self.place
+        )
 
     def at(self, **where: int) -> HbmTensor:
         """A handle to one plane of a workspace that has `axes`: `partial.at(splits=3)`.

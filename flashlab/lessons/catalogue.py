@@ -24,11 +24,14 @@ from flashlab.lessons import (
     lesson11,
     lesson11_kernels,
     lesson12,
+    lesson13,
+    lesson13_kernels,
+    lesson13_managers,
 )
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11, lesson12)
-_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels)
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11, lesson12, lesson13)
+_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels, lesson13_kernels)
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -50,6 +53,8 @@ KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for ex
 """Those whose answer is a `.cu` file."""
 TRITON_EXERCISES = {exercise.name: exercise for exercise in lesson06_triton.EXERCISES}
 """Those whose answer is a `.py` file, with a kernel in Triton."""
+CLASS_EXERCISES = {exercise.name: exercise for exercise in lesson13_managers.EXERCISES}
+"""Those whose answer is a class."""
 PREDICTIONS = {
     prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
 }

@@ -12,7 +12,6 @@ import os
 import pickle
 import random
 import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,10 @@ import numpy as np
 
 from flashlab.base.process import IN_A_BROWSER, run_child
 from flashlab.base.scratch import scratch
-from flashlab.lessons import record
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES, solution
+from flashlab.lessons import classes, record
+from flashlab.lessons.catalogue import CLASS_EXERCISES, EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES, solution
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
+from flashlab.lessons.lines import at_line, line_of_hang, squeezed
 from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.rules import Did
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Place, Verdict, unended
@@ -42,12 +42,14 @@ _DAY = 86_400
 
 
 def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
-    """Check a tile program, or a `.cu` file, against an exercise: the verdict shows itself, and nothing is raised.
+    """Check a tile program, a class, or a `.cu` file, against an exercise: the verdict shows itself, and nothing is raised.
 
     The program runs in a child process, with limits on time and memory and a folder of its own, on problems drawn anew.
     `seconds` are of a processor's time, so a busy machine makes no hang; by the clock it may take four times as long. Its
     numbers must be right, and its bytes must equal the budget, tensor by tensor. That guards against accidents and short
     cuts; it is no sandbox for strangers' code, which runs with your rights.
+
+    A class is held to a model, by many histories of calls: the shortest that breaks it is shown.
 
     A `.cu` file is run on the emulator, which counts its bytes and finds its misuse of the machine, and, where there is a
     GPU, there too: its numbers are then the GPU's. What has wrong numbers or bytes runs in step with the solution, and the
@@ -61,14 +63,19 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     name = str(exercise)
     if type(seconds) not in (int, float) or not 0 < seconds <= _DAY:
         return Verdict(name, "usage", str(UsageError("seconds", seconds, "a number of seconds above 0, up to a day")))
-    posed = {**EXERCISES, **KERNEL_EXERCISES, **TRITON_EXERCISES}
+    posed = {**EXERCISES, **KERNEL_EXERCISES, **TRITON_EXERCISES, **CLASS_EXERCISES}
     if name not in posed:
         return Verdict(name, "usage", str(unknown("exercise", exercise, posed)))
     end = ".cu" if name in KERNEL_EXERCISES else ".py" if name in TRITON_EXERCISES else ""
     is_file = isinstance(answer, str | os.PathLike) and Path(answer).suffix in (".cu", ".py")  # pyright: ignore[reportUnknownArgumentType]
     if (Path(answer).suffix if is_file else "") != end:  # pyright: ignore[reportUnknownArgumentType]
+        a_class = "a class: the class itself, no text"
         a_file = f'the name of a {end} file, as in fl.check("mine{end}", exercise="{name}")'
-        return Verdict(name, "usage", f"exercise {name} takes {a_file if end else 'a tile program'}")
+        return Verdict(
+            name,
+            "usage",
+            f"exercise {name} takes {a_file if end else a_class if name in CLASS_EXERCISES else 'a tile program'}",
+        )
     if end and IN_A_BROWSER:
         needs = "a C++ compiler" if end == ".cu" else "Triton"
         return Verdict(name, "usage", f"a {end} file needs {needs}, and a browser has none: see `flashlab lessons`")
@@ -80,6 +87,8 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
         from flashlab.lessons import kernels  # it brings the emulator
 
         verdict = kernels.check(Path(answer), KERNEL_EXERCISES[name], seconds)  # pyright: ignore[reportUnknownArgumentType]
+    elif name in CLASS_EXERCISES:
+        verdict = classes.check(answer, CLASS_EXERCISES[name], seconds)
     else:
         program, refusal = _program(answer, EXERCISES[name])
         verdict = refusal or _judged(program, EXERCISES[name], seconds)
@@ -114,7 +123,7 @@ def _program(answer: Any, exercise: Exercise) -> tuple[Program, Verdict | None]:
         above = "@fl.program" if due == "attention" else f'@fl.program(operation="{due}")'
         message = f"{answer.name} is a program of {answer.operation.name}, and this asks for one of {due}: write {above} above it"
         return nobody, Verdict(exercise.name, "usage", message)
-    if _code_of(answer) == _squeezed(exercise.skeleton):
+    if _code_of(answer) == squeezed(exercise.skeleton):
         return answer, Verdict(
             exercise.name, "not started", "fill in what is missing, run its cell, then this one again"
         )
@@ -124,13 +133,7 @@ def _program(answer: Any, exercise: Exercise) -> tuple[Program, Verdict | None]:
 def _code_of(program: Program) -> str | None:
     """The text of the cell or file that a program is from, without what does not matter."""
     lines = linecache.getlines(program.body.__code__.co_filename)
-    return _squeezed("".join(lines)) if lines else None
-
-
-def _squeezed(text: str) -> str:
-    """Code without empty lines, spaces at the ends, and the call of `fl.check` below it."""
-    lines = [line.rstrip() for line in text.splitlines()]
-    return "\n".join(line for line in lines if line and not line.startswith("fl.check("))
+    return squeezed("".join(lines)) if lines else None
 
 
 # -- the child ----------------------------------------------------------------------------------------------------
@@ -179,10 +182,10 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
             return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
         outcome = run_child(folder, PATIENCE * seconds, CHILD)
         if outcome.kind == "no end":
-            message = f"{outcome.message}{_at(_line_of_hang(folder, file), file)}"
+            message = f"{outcome.message}{at_line(line_of_hang(folder, file), file)}"
             return unended(exercise.name, message, seconds, outcome.printed)
         if outcome.kind == "hang":
-            message = f"{outcome.message} after {seconds:g} seconds of work{_at(_line_of_hang(folder, file), file)}"
+            message = f"{outcome.message} after {seconds:g} seconds of work{at_line(line_of_hang(folder, file), file)}"
             return Verdict(exercise.name, "hang", message, printed=outcome.printed)
         if outcome.kind != "done":
             return Verdict(exercise.name, outcome.kind, outcome.message, printed=outcome.printed)
@@ -203,7 +206,7 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
 def _failed(exercise: Exercise, case: Case, folder: Path, file: str, printed: str) -> Verdict:
     """A case that did not come to its end."""
     error = _read(folder / "error.json")
-    message = f"{error['message']}{_at(error['line'], file)} (on {_said(case)})"
+    message = f"{error['message']}{at_line(error['line'], file)} (on {_said(case)})"
     if case.own_tile and error["tile"]:
         message += f": {_which(error['tile'], exercise, case)}"
     return Verdict(exercise.name, error["kind"], message, printed=printed)
@@ -376,28 +379,15 @@ def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case)
     )
 
 
-def _line_of_hang(folder: Path, file: str) -> int | None:
-    """The learner's innermost line in what faulthandler wrote."""
-    text = (folder / "where.txt").read_text(encoding="utf-8") if (folder / "where.txt").exists() else ""
-    for line in text.splitlines():
-        if f'"{file}", line ' in line:
-            return int(line.split(", line ")[1].split()[0])
-    return None
-
-
-def _at(line: int | None, file: str) -> str:
-    if not line:
-        return ""
-    code = linecache.getline(file, line).strip()
-    return f", in line {line}" + (f": {textwrap.shorten(code, 90)}" if code else "")
-
-
 def _said(case: Case) -> str:
     """A case by the shapes of its arrays, as NumPy says them."""
     p = case.problem
+    pages = [f"in pages of {p.page_size}"] if p.page_size else []
     keys = p.batch, p.kv_heads, p.len_kv
     shapes = f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.head_dim_v)}"
-    return ", ".join([shapes, p.dtype, *p.words, f"device {case.device}" if case.own_tile else f"tile {case.tile}"])
+    return ", ".join(
+        [shapes, *pages, p.dtype, *p.words, f"device {case.device}" if case.own_tile else f"tile {case.tile}"]
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -137,8 +137,35 @@ class Truth:
             return ~((np.abs(lse.astype(np.float64) - self.lse) <= self.lse_tolerance) | (lse == self.lse))
 
 
+class Solved:
+    """What has a solution in a file of its own, whose lines that end in `mark` are the learner's part."""
+
+    name: str
+    mark: ClassVar[str] = MARK
+    suffix: ClassVar[str] = ".py"
+
+    @property
+    def lesson(self) -> str:
+        return self.name.split(".")[0]
+
+    @property
+    def marked(self) -> str:
+        """The solution with its marks."""
+        path = files("flashlab.lessons").joinpath("solutions", self.name.replace(".", "_") + self.suffix)
+        return path.read_text(encoding="utf-8")
+
+    @property
+    def solution(self) -> str:
+        return "".join(line.replace(self.mark, "").rstrip() + "\n" for line in self.marked.splitlines())
+
+    @property
+    def skeleton(self) -> str:
+        """The solution without the marked lines: what the learner starts from."""
+        return "".join(line + "\n" for line in self.marked.splitlines() if not line.endswith(self.mark))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Exercise:
+class Exercise(Solved):
     """One exercise. `cases` draws its problems, the first of them without a ragged edge.
 
     `truth(problem, q, k, v)` is what `out` must be, `budget(problem, tile)` what may be moved. For another operation than
@@ -162,25 +189,6 @@ class Exercise:
     rules: tuple[Rule, ...] = ()
     """What the task asks of the order of things, where neither numbers nor bytes tell."""
     extra: bool = False
-
-    @property
-    def lesson(self) -> str:
-        return self.name.split(".")[0]
-
-    @property
-    def marked(self) -> str:
-        """The solution with its marks."""
-        path = files("flashlab.lessons").joinpath("solutions", self.name.replace(".", "_") + ".py")
-        return path.read_text(encoding="utf-8")
-
-    @property
-    def solution(self) -> str:
-        return "".join(line.replace(MARK, "").rstrip() + "\n" for line in self.marked.splitlines())
-
-    @property
-    def skeleton(self) -> str:
-        """The solution without the marked lines: what the learner starts from."""
-        return "".join(line + "\n" for line in self.marked.splitlines() if not line.endswith(MARK))
 
 
 def elementwise(out: Array, unit: float) -> Truth:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from random import Random
 from typing import Any, ClassVar
 
 import numpy as np
 
-from flashlab.lessons.exercise import Truth
+from flashlab.lessons.exercise import Solved, Truth
 from simulator.dtypes import Array
 
 MARK = "// solution"
@@ -47,7 +46,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelExercise:
+class KernelExercise(Solved):
     """One exercise: `parameters` is the kernel's list of parameters in C, `file` what the learner's file is called.
 
     With `conflict_free` every access to SRAM must take as few passes over the banks as its bytes need. `slips` say by tensor
@@ -74,27 +73,8 @@ class KernelExercise:
     suffix: ClassVar[str] = ".cu"
 
     @property
-    def lesson(self) -> str:
-        return self.name.split(".")[0]
-
-    @property
     def file(self) -> str:
         return f"{self.kernel}{self.suffix}"
-
-    @property
-    def marked(self) -> str:
-        """The solution with its marks."""
-        path = files("flashlab.lessons").joinpath("solutions", self.name.replace(".", "_") + self.suffix)
-        return path.read_text(encoding="utf-8")
-
-    @property
-    def solution(self) -> str:
-        return "".join(line.replace(self.mark, "").rstrip() + "\n" for line in self.marked.splitlines())
-
-    @property
-    def skeleton(self) -> str:
-        """The solution without the marked lines: what the learner starts from."""
-        return "".join(line + "\n" for line in self.marked.splitlines() if not line.endswith(self.mark))
 
 
 def sums(out: Array, size: Array, terms: int) -> Truth:

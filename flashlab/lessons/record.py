@@ -105,9 +105,9 @@ def progress() -> Progress:
     >>> print(str(fl.progress()).splitlines()[0])
     00 The memory hierarchy               predictions 0 of 3 answered, 0 right; exercises 0 of 4
     """
-    from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
+    from flashlab.lessons.catalogue import CLASS_EXERCISES, EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 
-    posed = [name for name, exercise in (EXERCISES | KERNEL_EXERCISES).items() if not exercise.extra]
+    posed = [name for name, exercise in (EXERCISES | KERNEL_EXERCISES | CLASS_EXERCISES).items() if not exercise.extra]
     done = read()
     answered = {name for name in done["predictions"] if name in PREDICTIONS}
     right = {name for name in answered if done["predictions"][name].get("right")}

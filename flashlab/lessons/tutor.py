@@ -28,6 +28,7 @@ from simulator.dtypes import Array
 from simulator.trace import Event, Recorder
 
 WAYS = {"hbm.read": "reads {} from HBM", "sram.read": "reads {} from SRAM", "sram.write": "writes {} to SRAM"}
+NOT_LOADED = "; yours does not"
 Moved = tuple[Any, ...]
 """A tile of a tensor, or a way and a tensor."""
 LOOPS = ("g", "i", "j", "c", "step")
@@ -55,10 +56,14 @@ class Stored(NamedTuple):
 
 
 class Steps(Recorder):
-    """Records the steps of one head: what each stored, where the program's loops were, and what its block walks over."""
+    """Records the steps of one head: what each stored, where the program's loops were, and what its block walks over.
+
+    Of what it loads from pages, where each key lies: by tensor and key, page and row.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.places: list[dict[tuple[str, int], tuple[int, int]]] = []
         self.stored: list[list[Stored]] = []
         self.loops: list[dict[str, int]] = []
         self.blocks: list[Block] = []
@@ -78,9 +83,14 @@ class Steps(Recorder):
         added = "hbm.atomic" in moved.nbytes
         self.stored[-1].append(Stored(tensor, (first, last), (start, stop), inside, moved.line, added))
 
+    def gathered(self, tensor: str, first: int, rows: Array, page_size: int) -> None:
+        """Note in which rows of a pool the keys from `first` on lie, which are read now."""
+        self.places[-1] |= {(tensor, first + n): divmod(row, page_size) for n, row in enumerate(rows.tolist())}
+
     def _begin(self, name: str, frame: FrameType) -> None:
         super()._begin(name, frame)
         assert self._block is not None
+        self.places.append({})
         self.stored.append([])
         self.blocks.append(self._block)
         self.loops.append({x: n for x in LOOPS if isinstance(n := frame.f_locals.get(x), int)})
@@ -179,7 +189,10 @@ def first_difference(
             words = f"{at}: the solution is here, and your program is at {_place(a, mine.loops[n])}"
             return first(Difference(n + 1, b.step, words))
         block = b.launch, b.block
-        if words := _loads(a, b, ways, moved[a.launch, a.block], expected_moves[block]):
+        words = _loads(a, b, ways, moved[a.launch, a.block], expected_moves[block])
+        if words and not (n == at_its_end and words.endswith(NOT_LOADED)):  # where it stopped it loads nothing more
+            return first(Difference(n + 1, b.step, at + words))
+        if n != at_its_end and (words := _gathers(mine.places[n], due.places[n])):
             return first(Difference(n + 1, b.step, at + words))
         if n == at_its_end:
             break
@@ -262,7 +275,7 @@ def _moved(events: Sequence[Event]) -> dict[tuple[str, tuple[int, int]], Counter
 
 
 def _tiles_loaded(event: Event) -> Counter[Moved]:
-    return Counter((t.tensor, t.rows or (0, 0), t.cols or (0, 0)) for t in event.transfers if "hbm.read" in t.nbytes)
+    return Counter((t.tensor, t.rows, t.cols or (0, 0)) for t in event.transfers if t.rows and "hbm.read" in t.nbytes)
 
 
 def _loads(mine: Event, due: Event, ways: Sequence[str], moved: Counter[Moved], expected: Counter[Moved]) -> str:
@@ -276,9 +289,8 @@ def _loads(mine: Event, due: Event, ways: Sequence[str], moved: Counter[Moved], 
     for tensor, rows, cols in b - a:
         if moved[tensor, rows, cols] < expected[tensor, rows, cols]:
             others = [f"{_span(r, c)}" for t, r, c in a - b if t == tensor]
-            return f": the solution loads {_span(rows, cols)} of {tensor}; yours " + (
-                f"loads {others[0]}" if others else "does not"
-            )
+            yours = f"; yours loads {others[0]}" if others else NOT_LOADED
+            return f": the solution loads {_span(rows, cols)} of {tensor}{yours}"
     for tile in more:
         tensor, rows, cols = tile
         often = f", {_times(moved[tile])} in all, and the solution {_times(expected[tile])}"
@@ -289,6 +301,17 @@ def _loads(mine: Event, due: Event, ways: Sequence[str], moved: Counter[Moved], 
             x, y = (sum(t.nbytes.get(way, 0) for t in event.transfers if t.tensor == tensor) for event in (mine, due))
             if x != y and moved[way, tensor] != expected[way, tensor]:
                 return f": yours {WAYS[way].format(f'{x:,} bytes of {tensor}')}, the solution {y:,}"
+    return ""
+
+
+def _gathers(mine: Mapping[tuple[str, int], tuple[int, int]], due: Mapping[tuple[str, int], tuple[int, int]]) -> str:
+    """The first key that is taken from elsewhere in the pool, or not through the block table."""
+    for (tensor, key), (page, row) in due.items():
+        if (yours := mine.get((tensor, key))) != (page, row):
+            of_yours = f"from row {yours[1]} of page {yours[0]}" if yours else f"as if {tensor} had no pages"
+            return (
+                f": the solution takes key {key} of {tensor} from row {row} of page {page}; yours takes it {of_yours}"
+            )
     return ""
 
 

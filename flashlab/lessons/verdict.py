@@ -20,6 +20,7 @@ HEADLINES = {
     "overwritten": "Right numbers, but from SRAM that was overwritten",
     "repeated": "Right numbers, but each warp does all the work",
     "registers": "Right numbers, but more registers than there are",
+    "history": "A history that breaks it",
     "asked": "Right numbers, but not what the exercise asks",
     "sectors": "Right bytes, too many sectors",
     "instructions": "Right bytes, too many instructions",

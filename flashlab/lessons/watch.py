@@ -280,6 +280,8 @@ class WatchedMachine(Machine):
 
     def read(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int) -> Array:
         _for_the_machine_alone()
+        if tensor.table is not None and (note := getattr(self.recorder, "gathered", None)):
+            note(tensor.name, first, self.pool_rows(tensor, first, last), self.problem.page_size)
         return super().read(tensor, first, last, start, stop)
 
     def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:

@@ -20,11 +20,21 @@ _cells = itertools.count()
 
 def program_of(text: str, **names: Any) -> Any:
     """Run the text as a notebook does a cell, and return the tile program in it."""
+    return next(x for x in reversed(_cell(text, names).values()) if isinstance(x, fl.Program))
+
+
+def class_of(text: str) -> Any:
+    """The same, for a class, or for a function where there is no class."""
+    found = [x for x in _cell(text, {}).values() if getattr(x, "__module__", "") == "__main__"]
+    return next((x for x in reversed(found) if isinstance(x, type)), found[-1])
+
+
+def _cell(text: str, names: dict[str, Any]) -> dict[str, Any]:
     file = f"<cell {next(_cells)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"__name__": "__main__", "fl": fl, "np": np, **names}
     exec(compile(text, file, "exec"), namespace)
-    return next(x for x in reversed(namespace.values()) if isinstance(x, fl.Program))
+    return namespace
 
 
 def verdict_here(text: str, exercise: Exercise, cases: list[Case], folder: Path) -> Verdict:

@@ -166,6 +166,22 @@ _ROWS = [
     ("11.6", "past-the-end", "  if (row >= rows || col >= cols) return;  // solution\n", "", "misuse", r"drop\.cu:\d+, step drop: race: .*z\["),
     ("11.6", "the-weight-of-its-place", "const int i = (head * rows + row) * cols + col;", "const int i = place;", "numbers", r"z\[\d, \d+, \d+\].*keys as rows", "drop", "i is"),
     ("11.6", "tiles-of-eight", "blockIdx.y * blockDim.y + threadIdx.y", "blockIdx.y * 8 + threadIdx.y", "numbers", r"z\[\d, \d+, \d+\]", "place", "row is"),
+    ("13.4", "each-lane-asks-for-each-row", "const int from = __shfl_sync(0xffffffff, row, n);", "const int k = blockIdx.x * TILE + n, from = table[request * table_pages + k / page_size] * page_size + k % page_size;", "bytes", r"table read: you moved .*: too many", "copy", "its threads read .* bytes of table here"),
+    ("13.4", "row-and-page-swapped", "key / page_size] : 0;  // solution\n  const int row = page * page_size + key % page_size;", "key % page_size] : 0;\n  const int row = page * page_size + key / page_size;", "out of bounds", r"gather\.cu:\d+"),
+    ("13.4", "looks-up-past-the-last-key", "key < keys ? table[request * table_pages + key / page_size] : 0", "table[request * table_pages + key / page_size]", "bytes", r"table read: you moved .*: too many|past the end of table", "look_up", "its threads read .* bytes of table here"),
+    ("13.4", "copies-past-the-last-key", "n < TILE && blockIdx.x * TILE + n < keys", "n < TILE", "out of bounds", r"gather\.cu:\d+, step copy: .*past the end of out"),
+    ("13.4", "the-first-request-s-line", "table[request * table_pages + key / page_size]", "table[key / page_size]", "numbers", r"out\[64, 0\], in row tile 2", "look_up", r"page is"),
+    ("13.4", "lines-as-long-as-the-request", "request * table_pages", "request * ((keys + page_size - 1) / page_size)", "numbers", r"out\[64, 0\], in row tile 2", "look_up", r"page is"),
+    ("13.4", "each-request-from-the-first-row", "(begin + blockIdx.x * TILE + n)", "(blockIdx.x * TILE + n)", "misuse", r"gather\.cu:\d+, step copy: race"),
+    ("13.4", "a-lane-copies-its-own-row", "    const int from = __shfl_sync(0xffffffff, row, n);  // solution\n    const float x = pool[from * D + lane];  // solution\n    out[(begin + blockIdx.x * TILE + n) * D + lane] = x;  // solution\n", "    if (key < keys) out[(begin + key) * D + n] = pool[row * D + n];\n", "sectors", r"pool read: .* sectors of 32 bytes, the budget is"),
+    ("13.4", "a-lane-copies-its-own-whole-row", "  for (int n = 0; n < TILE && blockIdx.x * TILE + n < keys; ++n) {\n    const int from = __shfl_sync(0xffffffff, row, n);  // solution\n    const float x = pool[from * D + lane];  // solution\n    out[(begin + blockIdx.x * TILE + n) * D + lane] = x;  // solution\n", "  for (int d = 0; d < D && key < keys; ++d) {\n    out[(begin + key) * D + d] = pool[row * D + d];\n", "sectors", r"pool read: .* sectors of 32 bytes, the budget is"),
+    ("13.4", "no-shuffle", "__shfl_sync(0xffffffff, row, n)", "row", "numbers", r"out\[0, 1\], in row tile 0", "copy", "from is"),
+    ("13.4", "told-by-the-next-lane", "__shfl_sync(0xffffffff, row, n)", "__shfl_sync(0xffffffff, row, n + 1)", "numbers", r"out\[0, 0\], in row tile 0", "copy", "from is"),
+    ("13.4", "a-page-is-a-row", "page * page_size + key % page_size", "page + key % page_size", "numbers", r"out\[0, 0\], in row tile 0", "look_up", "row is"),
+    ("13.4", "rows-of-the-tile", "page * page_size + key % page_size", "page * page_size + lane % page_size", "numbers", r"out\[\d+, 0\], in row tile \d", "look_up", "row is"),
+    ("13.4", "pages-of-sixteen", "key / page_size] : 0;  // solution\n  const int row = page * page_size + key % page_size;", "key / 16] : 0;\n  const int row = page * 16 + key % 16;", "out of bounds", r"gather\.cu:\d+"),
+    ("13.4", "keys-counted-over-all-requests", "key / page_size] : 0", "(begin + key) / page_size] : 0", "out of bounds", r"gather\.cu:\d+"),
+    ("13.4", "the-first-tile-always", "const int key = blockIdx.x * TILE + lane;", "const int key = lane;", "numbers", r"out\[32, 0\], in row tile 1", "look_up", "key is"),
 ]  # fmt: skip
 
 MISCONCEPTIONS = [Misconception(*row) for row in _ROWS]

@@ -1,0 +1,107 @@
+"""Check a learner's class, or function: run its judge in a child process, and show what it found."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import linecache
+import os
+import pickle
+import sys
+from typing import Any
+
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
+
+from flashlab.base.process import run_child
+from flashlab.base.scratch import scratch
+from flashlab.lessons.class_exercise import ClassExercise
+from flashlab.lessons.lines import at_line, line_of_hang, squeezed
+from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
+
+CHILD = "flashlab.lessons.class_child"
+
+
+def check(answer: Any, exercise: ClassExercise, seconds: float) -> Verdict:
+    """Judge a class by an exercise. Raises nothing."""
+    if message := _refusal(answer, exercise):
+        return Verdict(exercise.name, "usage", message)
+    file = next(iter(_functions(answer).values())).__code__.co_filename
+    if squeezed("".join(linecache.getlines(file))) == squeezed(exercise.skeleton):
+        return Verdict(exercise.name, "not started", "fill in what is missing, run its cell, then this one again")
+    job: dict[str, Any] = {
+        "file": file,
+        "lines": linecache.getlines(file),
+        "exercise": exercise.name,
+        "seconds": seconds,
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+    with scratch() as folder:
+        try:
+            job["answer"] = cloudpickle.dumps(answer)  # pyright: ignore[reportUnknownMemberType]
+        except Exception as error:  # one that holds an open file, a lock or the like
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
+        (folder / "job.pickle").write_bytes(pickle.dumps(job))
+        outcome = run_child(folder, PATIENCE * seconds, CHILD)
+        if outcome.kind == "no end":
+            message = f"{outcome.message}{at_line(line_of_hang(folder, file), file)}"
+            return unended(exercise.name, message, seconds, outcome.printed)
+        if outcome.kind == "hang":
+            message = f"{outcome.message} after {seconds:g} seconds of work{at_line(line_of_hang(folder, file), file)}"
+            return Verdict(exercise.name, "hang", message, printed=outcome.printed)
+        if outcome.kind != "done":
+            return Verdict(exercise.name, outcome.kind, outcome.message, printed=outcome.printed)
+        try:
+            found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+            return _of(found, exercise, file, outcome.printed)
+        except UNREADABLE:
+            return Verdict(exercise.name, "exit", TAMPERED, printed=outcome.printed)
+
+
+def _of(found: dict[str, Any], exercise: ClassExercise, file: str, printed: str) -> Verdict:
+    """What the child found, as a verdict."""
+    passed = found["kind"] == "passed"
+    step = found.get("step", "")
+    slip = exercise.slips.get(step) or exercise.slips.get(found["kind"], "")
+    return Verdict(
+        exercise.name,
+        found["kind"],
+        found["message"] + at_line(found.get("line"), file),
+        tuple(Line(*line, right=passed) for line in found.get("budget", ())),
+        found.get("problem", ""),
+        sram=found.get("said", ""),
+        afterwards=exercise.afterwards if passed else slip,
+        printed=printed,
+        findings=tuple(found.get("told", ())),
+        step=step,
+    )
+
+
+def _functions(answer: Any) -> dict[str, Any]:
+    """The functions of a class that are its own, by name; or the function itself."""
+    if inspect.isfunction(answer):
+        return {answer.__name__: answer}
+    return {name: x for name, x in vars(answer).items() if inspect.isfunction(x)}
+
+
+def _refusal(answer: Any, exercise: ClassExercise) -> str:
+    """Why an answer can't be judged at all."""
+    asked = "; ".join(f"{name}({', '.join(parameters)})" for name, parameters in exercise.methods.items())
+    if not inspect.isclass(answer):
+        made = (
+            f": hand over {type(answer).__name__} itself, without brackets"
+            if type(answer).__module__ == "__main__"
+            else ""
+        )
+        return f"exercise {exercise.name} takes a class with {asked}, and this is {type(answer).__name__}{made}"
+    if answer.__module__.startswith("flashlab."):
+        return f"{answer.__name__} is the library's own: the exercise is to write one"
+    for name, parameters in exercise.methods.items():
+        method = _functions(answer).get(name)
+        if method is None:
+            return f"{answer.__name__} has no method {name}({', '.join(parameters)})"
+        try:
+            inspect.signature(method).bind(None, *parameters)
+        except TypeError:
+            return f"{answer.__name__}.{name} takes {inspect.signature(method)}, and is called as {name}({', '.join(parameters)})"
+    return ""

@@ -1,0 +1,82 @@
+# ruff: noqa: E501  (a table)
+"""What learners get wrong where the answer is a class: each solution with one thought in it changed, and what the check has to say.
+
+A row is an exercise, a name, what the line was, what it becomes, the kind of verdict, the verb that the mistake is in, and the reason
+that the message has to name. All were written before the checks were tuned.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Misconception(NamedTuple):
+    exercise: str
+    name: str
+    was: str
+    becomes: str
+    kind: str
+    at: str
+    why: str
+    serving: tuple[str, ...] = ()
+    """The seeded bugs of the library's manager that are this mistake."""
+
+
+_COUNTS_MORE = "            self.refs[block] += 1  # solution\n"
+_FREES = (
+    "            if self.refs[block] == 0:  # solution\n                self.free_blocks.append(block)  # solution\n"
+)
+
+_ROWS = [
+    ("13.2", "frees-what-others-have", _FREES, "            self.free_blocks.append(block)\n", "history", "free", r"block \d+ is free, and \w has it", ("a block is freed that others own", "evictable twice: a hit stays on the free list")),
+    ("13.2", "a-fork-isn-t-counted", _COUNTS_MORE, "            pass\n", "history", "fork", r"refs\[\d+\] is 1, and 2 tables have block \d+ \(a and b\)", ("a fork isn't counted",)),
+    ("13.2", "freed-twice-in-silence", "table = self.tables.pop(request)  # solution\n        del self.lengths[request]", "table = self.tables.pop(request, [])\n        self.lengths.pop(request, None)", "history", "free", r"there is no request 'a': a KeyError belongs here", ("freed twice",)),
+    ("13.2", "the-parent-s-own-list", "shared = self.tables[parent][: self.lengths[parent] // self.block_size]", "shared = self.tables[parent]", "history", "fork", r"one and the same list", ("a fork has the parent's own table",)),
+    ("13.2", "shares-a-block-that-isn-t-full", "self.lengths[parent] // self.block_size]", "-(-self.lengths[parent] // self.block_size)]", "history", "fork", r"it returns \d+, and \d+ tokens of a are in full blocks", ("a part of a block can be found",)),
+    ("13.2", "a-block-too-many", "-(-length // self.block_size) - len(table)", "length // self.block_size + 1 - len(table)", "history", "allocate_slots", r"a has 2 blocks for 1 token: 1 would do", ("a block too many",)),
+    ("13.2", "a-block-too-few", "-(-length // self.block_size) - len(table)", "length // self.block_size - len(table)", "history", "allocate_slots", r"a has 0 blocks for 1 token: 1 would do"),
+    ("13.2", "forgets-the-room-in-the-last-block", "more = -(-length // self.block_size) - len(table)", "more = -(-n // self.block_size)", "history", "allocate_slots", r"a has 2 blocks for 2 tokens: 1 would do"),
+    ("13.2", "takes-what-there-is", "        if more > len(self.free_blocks):  # solution\n            return False  # solution\n        new = [self.free_blocks.pop() for _ in range(more)]  # solution\n", "        new = []\n        for _ in range(more):\n            if not self.free_blocks:\n                return False\n            new.append(self.free_blocks.pop())\n", "history", "allocate_slots", r"there is no room, and yet free_blocks has changed, from .* to .*", ("hits are kept though there is no room", "a failed launch leaks its blocks")),
+    ("13.2", "the-last-block-is-never-given", "if more > len(self.free_blocks)", "if more >= len(self.free_blocks)", "history", "allocate_slots", r"it returns False, and there are enough blocks"),
+    ("13.2", "nobody-asks-for-room", "        if more > len(self.free_blocks):  # solution\n            return False  # solution\n", "", "crash", "allocate_slots", r"it raises IndexError: pop from empty list"),
+    ("13.2", "new-blocks-aren-t-counted", "            self.refs[block] = 1  # solution\n", "            pass\n", "history", "allocate_slots", r"refs\[\d+\] is 0, and 1 table has block \d+ \(a\)"),
+    ("13.2", "a-block-stays-free", "[self.free_blocks.pop() for _ in range(more)]", "self.free_blocks[:more]", "history", "allocate_slots", r"block \d+ is free, and a has it", ("evictable twice: a hit stays on the free list",)),
+    ("13.2", "counts-all-blocks-again", "for block in new:  # solution\n            self.refs[block] = 1", "for block in table + new:\n            self.refs[block] += 1", "history", "allocate_slots", r"refs\[\d+\] is 2, and 1 table has block \d+"),
+    ("13.2", "the-length-of-this-call", "table + new, length  # solution", "table + new, n", "history", "allocate_slots", r"lengths\['a'\] is 1, and a has 2 tokens"),
+    ("13.2", "the-new-blocks-alone", "table + new, length", "new, length", "history", "allocate_slots", r"a has \d blocks? for \d tokens"),
+    ("13.2", "a-child-that-isn-t-new", " or child in self.tables", "", "history", "fork", r"there is a request '\w' already: a KeyError belongs here"),
+    ("13.2", "counts-before-it-refuses", "        if parent not in self.tables or child in self.tables:  # solution\n            raise KeyError(f\"{parent}, {child}\")  # solution\n        shared = self.tables[parent][: self.lengths[parent] // self.block_size]  # solution\n        for block in shared:  # solution\n            self.refs[block] += 1  # solution\n", "        shared = self.tables[parent][: self.lengths[parent] // self.block_size]\n        for block in shared:\n            self.refs[block] += 1\n        if child in self.tables:\n            raise KeyError(child)\n", "history", "fork", r"it is refused, and yet refs has changed"),
+    ("13.2", "two-is-all-there-is", "            self.refs[block] += 1  # solution\n", "            self.refs[block] = 2\n", "history", "fork", r"refs\[\d+\] is 2, and 3 tables have block \d+"),
+    ("13.2", "the-child-s-length-is-the-parent-s", "len(shared) * self.block_size  # solution", "self.lengths[parent]  # solution", "history", "fork", r"it returns \d+, and \d+ tokens of a are in full blocks"),
+    ("13.2", "a-child-with-blocks-of-its-own", "        for block in shared:  # solution\n            self.refs[block] += 1  # solution\n        self.tables[child]", "        shared = [self.free_blocks.pop() for _ in shared]\n        for block in shared:\n            self.refs[block] = 1\n        self.tables[child]", "history", "fork", r"token 0 of b isn't in block \d+"),
+    ("13.2", "nothing-is-ever-free-again", _FREES, "", "history", "free", r"block \d+ is lost: no table has it"),
+    ("13.2", "only-the-last-block", "for block in table:  # solution\n            self.refs[block] -= 1", "for block in table[-1:]:\n            self.refs[block] -= 1", "history", "free", r"refs\[\d+\] is 1, and 0 tables have block \d+", ("a copied block stays in the table's count",)),
+    ("13.2", "counts-nothing-down", "            self.refs[block] -= 1  # solution\n            if self.refs[block] == 0:  # solution\n", "            if self.refs[block] == 1:\n                self.refs[block] = 0\n", "history", "free", r"refs\[\d+\] is 2, and 1 table has block \d+"),
+    ("13.2", "one-owner-is-none", "if self.refs[block] == 0", "if self.refs[block] <= 1", "history", "free", r"block \d+ is free, and \w has it", ("a block is freed that others own",)),
+    ("13.2", "the-length-outlives-the-request", "        del self.lengths[request]  # solution\n", "", "history", "free", r"a is over, and lengths still has it", ("a request freed in flight is never released",)),
+    ("13.2", "the-table-outlives-the-request", "self.tables.pop(request)", "self.tables[request]", "history", "free", r"a is over, and tables still has it"),
+    ("13.2", "starts-with-block-one", "[self.free_blocks.pop() for _ in range(more)]", "[self.free_blocks.pop() + 1 for _ in range(more)]", "crash", "allocate_slots", r"it raises IndexError: list assignment index out of range", ("the null block is free", "the null block is freed with a table")),
+    ("13.3", "a-shared-block-is-written", "length % self.block_size > 0 and self.refs[table[-1]] > 1", "False", "history", "allocate_slots", r"\w writes token 1 into block \d+, and \w has it, too", ("a shared block is written",)),
+    ("13.3", "copies-what-nobody-shares", "length % self.block_size > 0 and self.refs[table[-1]] > 1", "length % self.block_size > 0", "history", "allocate_slots", r"block \d+ is lost: no table has it"),
+    ("13.3", "copies-a-block-that-is-full", "length % self.block_size > 0 and self.refs[table[-1]] > 1", "len(table) > 0 and self.refs[table[-1]] > 1", "bytes", "allocate_slots", r"it copies 1 block, and none would do"),
+    ("13.3", "copies-the-whole-table", "            self.refs[table[-1]] -= 1  # solution\n            copies = [(table[-1], new[0])]  # solution\n            table = table[:-1]  # solution\n", "            more = len(table) - 1\n            if more > len(self.free_blocks):\n                self.free_blocks += new\n                for block in new:\n                    self.refs[block] = 0\n                return None\n            own = [self.free_blocks.pop() for _ in range(more)] + new[:1]\n            for old, block in zip(table, own):\n                self.refs[old] -= 1\n                self.refs[block] = 1\n                if self.refs[old] == 0:\n                    self.free_blocks.append(old)\n            copies, table, new = list(zip(table, own)), own, new[1:]\n", "bytes", "allocate_slots", r"it copies 2 blocks, and 1 would do"),
+    ("13.3", "a-copy-is-never-told", "            copies = [(table[-1], new[0])]  # solution\n", "", "history", "allocate_slots", r"token 0 of \w isn't in block \d+, where \w's table has it", ("a copy is never told", "a failed launch's copy is forgotten")),
+    ("13.3", "a-copy-is-told-twice", "copies = [(table[-1], new[0])]", "copies = [(table[-1], new[0])] * 2", "bytes", "allocate_slots", r"it copies 2 blocks, and 1 would do", ("a copy is told twice", "a copy outlives its request")),
+    ("13.3", "from-the-copy-to-the-shared", "(table[-1], new[0])", "(new[0], table[-1])", "history", "allocate_slots", r"token 0 of \w isn't in block \d+"),
+    ("13.3", "the-source-stays-counted", "            self.refs[table[-1]] -= 1  # solution\n", "", "history", "allocate_slots", r"refs\[\d+\] is 2, and 1 table has block \d+", ("a copied block stays in the table's count",)),
+    ("13.3", "the-source-is-free-at-once", "            self.refs[table[-1]] -= 1  # solution\n", "            self.refs[table[-1]] -= 1\n            self.free_blocks.append(table[-1])\n", "history", "allocate_slots", r"block \d+ is free, and \w has it", ("what is copied from isn't kept",)),
+    ("13.3", "the-table-keeps-the-shared-block", "            table = table[:-1]  # solution\n", "", "history", "allocate_slots", r"\w has 2 blocks for 2 tokens: 1 would do"),
+    ("13.3", "a-copy-needs-no-room", "- len(table) + shared  # solution\n        if more > len(self.free_blocks)", "- len(table) + shared\n        if more - shared > len(self.free_blocks)", "crash", "allocate_slots", r"it raises IndexError: pop from empty list", ("a copy needs no room",)),
+    ("13.3", "no-block-for-the-copy", "- len(table) + shared", "- len(table)", "crash", "allocate_slots", r"it raises IndexError: list index out of range"),
+    ("13.3", "copies-the-first-block", "copies = [(table[-1], new[0])]", "copies = [(table[0], new[0])]", "history", "allocate_slots", r"token \d of \w isn't in block \d+"),
+    ("13.3", "counts-only-two", "self.refs[table[-1]] > 1", "self.refs[table[-1]] == 2", "history", "allocate_slots", r"\w writes token 1 into block \d+, and \w and \w ha\w+ it, too"),
+    ("13.3", "a-fork-copies-at-once", "        for block in self.tables[parent]:  # solution\n            self.refs[block] += 1  # solution\n        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]  # solution\n", "        full = self.tables[parent][: self.lengths[parent] // self.block_size]\n        for block in full:\n            self.refs[block] += 1\n        rest = [self.free_blocks.pop() for _ in self.tables[parent][len(full) :]]\n        for block in rest:\n            self.refs[block] = 1\n        self.tables[child], self.lengths[child] = full + rest, self.lengths[parent]\n", "history", "fork", r"token 0 of b isn't in block \d+"),
+    ("13.3", "a-fork-isn-t-counted", "        for block in self.tables[parent]:  # solution\n            self.refs[block] += 1  # solution\n", "", "history", "fork", r"refs\[\d+\] is 1, and 2 tables have block \d+ \(a and b\)", ("a fork isn't counted",)),
+    ("13.3", "the-parent-s-own-list", "list(self.tables[parent])", "self.tables[parent]", "history", "fork", r"a and b have one and the same list", ("a fork has the parent's own table",)),
+    ("13.3", "full-blocks-only", "list(self.tables[parent]), self.lengths[parent]", "self.tables[parent][: self.lengths[parent] // self.block_size], self.lengths[parent]", "history", "fork", r"b has 0 blocks for 1 token: 1 would do"),
+    ("13.3", "the-child-begins-with-nothing", "list(self.tables[parent]), self.lengths[parent]", "list(self.tables[parent]), 0", "history", "fork", r"lengths\['b'\] is 0, and b has 1 token"),
+    ("13.3", "the-count-goes-down-and-none-is-free", "  # solution\n            return None", "\n            if shared:\n                self.refs[table[-1]] -= 1\n            return None", "history", "allocate_slots", r"there is no room, and yet refs has changed"),
+    ("13.3", "true-in-place-of-copies", "return copies", "return True", "history", "allocate_slots", r"it returns True, and a list of pairs \(from, to\) belongs here"),
+]  # fmt: skip
+
+MISCONCEPTIONS = [Misconception(*row) for row in _ROWS]
