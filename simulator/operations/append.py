@@ -58,7 +58,7 @@ class Append(Operation):
     name = "append"
     in_pages = True
     kinds: ClassVar[Mapping[str, str]] = {
-        "normal": "standard normal", "sizes": "of a size for each token, from 2^-24 to 2^12, and some of zeros",
+        "normal": "standard normal", "sizes": "of a size for each token, up to 2^12, elements of many sizes, and some of zeros",
     }  # fmt: skip
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "one token": {"heads": 2, "len_q": 1, "page_size": 16, "pages": 4},
@@ -195,9 +195,11 @@ class Append(Operation):
         found = super().draw(p, seed, kind)
         random = np.random.default_rng((seed, 7))
         if kind == "sizes":
-            sizes = np.exp2(random.integers(-24, 13, (2, p.len_q, 1))) * (random.random((2, p.len_q, 1)) > 0.1)
-            for name, size in zip("kv", sizes, strict=True):
-                found[name] = (found[name].astype(np.float32) * size.astype(np.float32)).astype(found[name].dtype)
+            for name in "kv":
+                x = found[name].astype(np.float32)
+                powers = random.integers(-24, 13, (p.len_q, 1)) - random.integers(0, 16, x.shape)
+                size = np.exp2(powers) * (random.random((p.len_q, 1)) > 0.1)
+                found[name] = (x * size.astype(np.float32)).astype(found[name].dtype)
         for name in ("k_pool", "v_pool") if p.quantized else ():
             shape, dtype = found[name].shape, numpy_dtype(p.kv_dtype)
             found[name] = random.integers(-100, 101, shape).astype(np.float32).astype(dtype)

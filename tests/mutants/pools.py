@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "int8": {"heads": 2, "len_q": 40, "len_kv": 35, "page_size": 16, "pages": 4, "kv_dtype": "int8", **TOKEN},
     "e4m3": {"heads": 2, "len_q": 40, "len_kv": 35, "page_size": 16, "pages": 4, "kv_dtype": "float8_e4m3fn", **TOKEN},
     "odd dim": {"heads": 2, "len_q": 40, "page_size": 16, "pages": 4, "head_dim": 19, "kv_dtype": "int8", **TOKEN},
-    "copies": {"heads": 2, "len_q": 9, "page_size": 35, "pages": 20},
+    "copies": {"heads": 2, "len_q": 9, "page_size": 70, "pages": 20},
     "scaled copies": {"heads": 2, "len_q": 3, "page_size": 150, "pages": 8, "kv_dtype": "int8", **TOKEN},
 }
 
@@ -92,7 +92,7 @@ KERNELS = [
     ),
     append("K's scales are V's", "store_row(k_pool, k_scale", "store_row(k_pool, v_scale", "rule", "int8"),
     append("the scale of a part of the row", "mask = Lanes::LANES / 2", "mask = Lanes::LANES / 4", "rule", "int8"),
-    append("the scale isn't written", "if (place.is_there && first == 0) store", "if (false) store", "bytes", "int8"),
+    append("the scale isn't written", "if (place.is_there && first == 0)", "if (false)", "bytes", "int8"),
     append("padding counts", "2 * i + 1 < left ? both.y : 0", "both.y", "rule", "odd dim", QUANTIZE),
     append("elements are cut", "kept + 0x1.8p23f", "truncf(kept) + 0x1.8p23f", "rule", "int8", QUANTIZE),
     append("127 for e4m3", "CACHE == 2 ? 127 : 448", "127", "rule", "e4m3", QUANTIZE),
@@ -131,8 +131,8 @@ KERNELS = [
     ),
     copy(
         "a row behind the page",
-        "if (row < shape.page_size && at < bytes) store",
-        "if (row <= shape.page_size && at < bytes) store",
+        "if (row < shape.page_size && at < bytes) store_global(to + at, x[i][turn]);",
+        "if (row <= shape.page_size && at < bytes) store_global(to + at, x[i][turn]);",
         "bytes",
     ),
     copy("scales aren't copied", "if (scales == nullptr) return;", "return;", "bytes", "scaled copies"),
