@@ -84,12 +84,14 @@ if TYPE_CHECKING:
     from flashlab.run.latent import mla
     from flashlab.run.merge import merge
     from flashlab.run.plan import plan
+    from flashlab.run.pools import append_kv, copy_pages
     from flashlab.run.tables import block_table
     from flashlab.views.comparison import Comparison, compare
     from flashlab.views.sweeps import Sweep, sweep
 
 # Imported on first use, because what they need (matplotlib, rich, hypothesis, CuPy) is slow to import.
 _LAZY = {
+    "append_kv": "flashlab.run.pools",
     "attention": "flashlab.run.call",
     "attention_backward": "flashlab.run.backward",
     "block_mask": "flashlab.run.blocks",
@@ -98,6 +100,7 @@ _LAZY = {
     "cascade": "flashlab.run.cascade",
     "check": "flashlab.lessons",
     "compare": "flashlab.views.comparison",
+    "copy_pages": "flashlab.run.pools",
     "emulate": "flashlab.run.emulated",
     "emulate_file": "flashlab.emulator",
     "Empty": "flashlab.base.host",
@@ -171,8 +174,9 @@ __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
     "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
-    "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward",
-    "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "count", "emulate", "emulate_file",
+    "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention", "attention_backward",
+    "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "copy_pages", "count", "emulate",
+    "emulate_file",
     "kernel", "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
     "progress", "quantize_cache", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline",
     "verify",

@@ -17,6 +17,7 @@ from simulator.counts import Box
 from simulator.dtypes import Array, round_to
 from simulator.errors import Said, SramOverflow, UsageError, misnamed
 from simulator.philox import random_bytes
+from simulator.places import Places
 from simulator.problem import WIDTH, Problem, Walk, round_up
 from simulator.registers import Registers
 from simulator.tensors import Batches, HbmTensor, SramTile
@@ -195,6 +196,67 @@ class Block:
             self._m.touch(tensor, "read", part)
         nbytes = sum((end - row) * (stop - byte) for row, end, byte, stop in parts)
         self._count(tensor.name, hbm_read=warps * nbytes * self._heads)
+
+    def slots(self, tensor: HbmTensor, i: Rows, rows: int) -> Places:
+        """HBM to registers: tile i of a vector that says into which row of a pool each of `rows` rows goes. Below 0 it goes
+        nowhere.
+
+        On shapes alone, the first `len_kv` rows of the problem have a place.
+        """
+        misuse.tensor("block.slots(tensor, i, rows)", tensor)
+        first, last, nbytes = self._extent(tensor, i, rows, 0, 1, "read")
+        self._count(tensor.name, hbm_read=nbytes)
+        if not self._m.data:
+            return Places(first, max(0, min(last, self._m.problem.len_kv) - first))
+        found = np.full(-(-(last - first) // rows) * rows, -1, np.int64)
+        found[: last - first] = self._m.numbers(tensor, first, last)
+        return Places(first, int((found >= 0).sum()), found.reshape(-1, rows))
+
+    def page_pair(self, tensor: HbmTensor, i: Rows, size: int, *, warps: int = 1) -> tuple[Places, Places]:
+        """HBM to registers: pair i of a vector of pairs. It says two pages of `size` rows, as their rows in a pool.
+
+        Each of `warps` warps requests it. On shapes alone, pair i says the pages 2 i and 2 i + 1.
+        """
+        misuse.tensor("block.page_pair(tensor, i, size)", tensor)
+        first, last, nbytes = self._extent(tensor, i, 2, 0, 1, "read")
+        self._count(tensor.name, hbm_read=warps * nbytes)
+        count = (last - first) // 2 * size
+        if not self._m.data:
+            return Places(first * size, count), Places(first * size + count, count)
+        pages = self._m.numbers(tensor, first, last).reshape(-1, 2, 1) * size + np.arange(size)
+        return Places(first, count, pages[:, 0]), Places(first, count, pages[:, 1])
+
+    def fetch_placed(self, tensor: HbmTensor, i: Rows, rows: int, places: Places) -> Registers:
+        """HBM to registers: of tile i of `rows` rows those that have a place. The others are zeros, and aren't read."""
+        if places.rows is None:
+            return self.gather(tensor, places, rows)
+        own = np.arange(places.first, places.first + places.rows.size).reshape(places.rows.shape)
+        return self.gather(tensor, places._replace(rows=np.where(places.rows >= 0, own, -1)), rows)
+
+    def gather(self, tensor: HbmTensor, places: Places, rows: int) -> Registers:
+        """HBM to registers: rows from their places, `rows` for each block."""
+        misuse.tensor("block.gather(tensor, places)", tensor)
+        self._count(tensor.name, hbm_read=self._reach(tensor, places, "read"))
+        if places.rows is None:
+            return self.registers(rows, tensor.cols, None)
+        values = self._m.rows(tensor, np.maximum(places.rows, 0)).astype(np.float32)
+        return self.registers(rows, tensor.cols, np.where(places.rows[..., None] >= 0, values, np.float32(0)))
+
+    def scatter(self, tensor: HbmTensor, x: Registers, places: Places) -> None:
+        """Registers to HBM: rows into their places, rounded to the tensor's dtype. A row without a place isn't written."""
+        misuse.stored("block.scatter", tensor, x, x.rows, 0, None)
+        self._count(tensor.name, hbm_write=self._reach(tensor, places, "write"))
+        if places.rows is not None:
+            has = places.rows >= 0
+            values = np.broadcast_to(x.array, (*self._m.lead(tensor), *has.shape, x.cols))
+            self._m.write_rows(tensor, places.rows[has], values[:, :, :, has])
+
+    def _reach(self, tensor: HbmTensor, places: Places, way: str) -> int:
+        """Note which rows are reached. And the bytes that all heads request there."""
+        width = tensor.spec.row_bytes
+        for first, last in places.runs():
+            self._m.touch(tensor, way, (first, last, 0, width))
+        return places.count * width * self._heads
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written.

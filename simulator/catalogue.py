@@ -7,7 +7,9 @@ from typing import Any
 
 from simulator.algorithm import Algorithm
 from simulator.algorithms import (
+    append_kv,
     cascade,
+    copy_pages,
     flash1,
     flash1_backward,
     flash2,
@@ -62,6 +64,8 @@ ROWS = (
     mla_hopper.ROW,
     mla_hopper_paged.ROW,
     cascade.ROW,
+    append_kv.ROW,
+    copy_pages.ROW,
     standard_backward.ROW,
     flash1_backward.ROW,
     flash2_backward.ROW,

@@ -85,8 +85,11 @@ class Machine:
         self._touched: defaultdict[_Touched, set[tuple[int, int, int, int]]] = defaultdict(set)
         for operand in operation.taken(problem):  # they are in HBM, even if no block reads them
             self.book.tensor(operand.spec(problem, config.tile, "input"))
-        self.inputs = tuple(self._input(operand) for operand in operation.required)
-        self.outputs = {operand.name: self._output(operand) for operand in operation.written(problem)}
+        written = {x.name: x for x in operation.written(problem)}
+        self.outputs = {
+            x.name: self._input(x) if x.name in operation.in_place else self._output(x) for x in written.values()
+        }
+        self.inputs = tuple(self.outputs.get(x.name) or self._input(x) for x in operation.required)
 
     if not TYPE_CHECKING:  # a type checker knows each name there is
 
@@ -349,6 +352,18 @@ class Machine:
         )
         return line[entry].astype(np.int64) * size + row
 
+    def numbers(self, tensor: HbmTensor, first: int, last: int) -> Array:
+        """The integers in rows first:last of a vector that all heads share."""
+        return self.values[tensor.name].reshape(-1)[first:last].astype(np.int64)
+
+    def rows(self, tensor: HbmTensor, rows: Array) -> Array:
+        """The values in rows of any numbers, (batch, kv_head, query_in_group, rows, cols)."""
+        return self._plane(tensor)[:, :, :, rows]
+
+    def write_rows(self, tensor: HbmTensor, rows: Array, x: Array) -> None:
+        """Put values into rows of any numbers."""
+        self._plane(tensor)[:, :, :, rows] = x
+
     def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
         """Put values into rows first:last and columns start:stop."""
         values = self._plane(tensor)
@@ -380,7 +395,7 @@ class Machine:
 
     def unwritten(self, name: str) -> int:
         """How many bytes of an output no launch has written. It is 0 where there is nothing to launch."""
-        if self.operation.idle(self.problem):
+        if self.operation.idle(self.problem) or name in self.operation.in_place:
             return 0
         return self.outputs[name].spec.nbytes - self.book.reached(name, "write")
 
@@ -390,8 +405,8 @@ class Machine:
 
     def result(self, name: str) -> Array:
         """The values of an output, in its own shape. Only a run on data has them."""
-        shape = self.operation.operand(name, self.problem).shape(self.problem, self.tile)
-        return np.ascontiguousarray(self.values[name].reshape(shape))
+        operand = self.operation.operand(name, self.problem)
+        return np.ascontiguousarray(operand.from_heads(self.values[name], operand.shape(self.problem, self.tile)))
 
     def _close_launch(self) -> None:
         reached: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -401,9 +416,13 @@ class Machine:
             self.book.distinct(name, way, nbytes)
 
     def _input(self, operand: Operand) -> HbmTensor:
-        """A handle to an input. Its values are the caller's array, or else the default."""
-        spec = self.book.tensor(operand.spec(self.problem, self.tile, "input"))
+        """A handle to an input. Its values are the caller's array, or else the default. Of what is read and written they are a
+        copy."""
+        in_place = operand.name in self.operation.in_place
+        spec = self.book.tensor(operand.spec(self.problem, self.tile, "output" if in_place else "input"))
         lead = self._leads[spec.name] = self._lead_of(operand.lead)
+        if in_place:
+            self._written.add(spec.name)
         if self.recorder:
             self.recorder.tensor(spec)
         if self.data:
@@ -411,6 +430,9 @@ class Machine:
             if x is None:
                 x = operand.left_out(self.problem, self.tile)
             values = operand.by_head(x, lead, spec)
+            if in_place:
+                self.values[spec.name] = values.copy()
+                return HbmTensor(spec)
             # nobody computes with integers, which are states and places: float32 would lose their digits
             self.values[spec.name] = values if values.dtype.kind in "iu" else values.astype(np.float32, copy=False)
         return HbmTensor(spec)

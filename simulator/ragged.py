@@ -235,7 +235,9 @@ def _launch(
             for (name, way), n in total.distinct.items()
         }
         peak = max(largest(launch.sram_peak) for launch in each)
-        return _dealt(replace(total, sram_peak=peak, distinct=distinct), index, p, parts[0].device, config)
+        total = replace(total, sram_peak=peak, distinct=distinct)
+        has_lengths = p.ragged or "seq_lens" in axes
+        return _dealt(total, index, p, parts[0].device, config) if has_lengths else replace(total, walk=None)
     distinct = dict(total.distinct)
     for name, way in distinct:
         if name in axes and axes[name].isdisjoint(APART):  # all sequences share it

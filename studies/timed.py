@@ -689,8 +689,13 @@ STUDIES = {study.name: study for study in (APPEND, DECODING, DROPOUT, EMULATOR, 
 
 
 def main(name: str, words: Sequence[str]) -> None:
+    """Run a study of this file."""
+    run(STUDIES[name], words)
+
+
+def run(study: Study, words: Sequence[str]) -> None:
     """Run a study: a file for each algorithm, or for all together. What wasn't run is told in a line on stderr."""
-    study = STUDIES[name]
+    name = study.name
     parser = argparse.ArgumentParser(f"python -m studies {name}", description=study.holds)
     some = "*" if study.algorithms else "+"
     parser.add_argument(

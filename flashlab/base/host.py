@@ -27,6 +27,7 @@ __all__ = [
     "autocast",
     "check_no_grad",
     "check_no_tangent",
+    "check_shared",
     "first_line",
     "fits_kind",
     "from_numpy",
@@ -171,6 +172,14 @@ def writable(name: str, x: Any) -> Array:
     if not values.flags.writeable:
         raise UsageError(name, "read-only array", "one that can be written")
     return values
+
+
+def check_shared(name: str, x: Any) -> None:
+    """Raises `UsageError` for an array that code on a CPU can't write in place: NumPy would get a copy of it."""
+    if kind_of(x) not in ("numpy", "torch") or (kind_of(x) == "torch" and x.is_cuda):
+        raise refused(
+            name, f"{title_of(x)} array", "a NumPy array or a torch tensor on a CPU: no other is written in place there"
+        )
 
 
 def from_numpy(values: Array, kind: str, device: Any = None) -> Any:

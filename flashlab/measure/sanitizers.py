@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
 from simulator.catalogue import with_kernels
 from simulator.errors import Unavailable
+from simulator.operations.problems import posed as posed_in
 
 __all__ = [
     "KIND",
@@ -211,7 +211,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
 
     def posed(algorithm: str) -> Iterable[tuple[str, Problem]]:
         row = CATALOGUE[algorithm]
-        for dtype, (name, shape) in product(row.dtypes, row.operation.sanitized.items()):
+        for dtype, name, shape in ((x, *each) for x in row.dtypes for each in posed_in(row.operation.sanitized, x)):
             # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
             whole = {"head_dim": 48} if row.support.eight_bit and shape["head_dim"] == 40 else {}
             sizes: dict[str, Any] = {"batch": 1, "dtype": dtype, **shape, **whole}

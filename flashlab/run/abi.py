@@ -128,12 +128,13 @@ def passed(kernel: Kernel, counts: Counts) -> tuple[str | None, ...]:
 
 
 def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:
-    """What stands for inputs that the caller leaves out, NumPy: full of their defaults. Only those that the kernels take."""
+    """What stands for inputs that the caller leaves out, NumPy: full of their defaults. Only those that the kernels take, and
+    nothing that is read and written."""
     problem, tile = counts.problem, counts.tile
     return {
         x.name: x.left_out(problem, tile)
         for x in operation.inputs
-        if x.default is not None and x.name in counts.tensors and x.when(problem)
+        if x.default is not None and x.name in counts.tensors and x.when(problem) and x.name not in operation.in_place
     }
 
 

@@ -232,6 +232,8 @@ def emulate_problem(
     check_memory("an emulation, with a note for each byte", 2 * held)
     arena, kernels = Arena(), row.launched(problem, config)
     _fill(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
+    for name in row.operation.in_place & arena.buffers.keys():
+        arena.buffers[name].read_only = False
     job = _Job(
         counts, arena, None if source is None else path_of("source", source), sanitize, watch, workers, time_limit
     )
@@ -240,11 +242,11 @@ def emulate_problem(
         for launch, kernel in zip(counts.launches, kernels, strict=True)
         if launch.blocks
     ]
-    outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
+    outputs = [x for x in counts.tensors.values() if x.role == "output" and x.name not in row.operation.in_place]
     judged = sanitize and not any(launched.stopped for launched in launches)
     unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
     asked = [x for x in row.operation.outputs if x.when(problem) and x.name in counts.tensors and (lse or not x.asked)]
-    found = {x.name: _values(arena, counts.tensors[x.name]).reshape(x.shape(problem, config.tile)) for x in asked}
+    found = {x.name: _values(arena, counts.tensors[x.name], x.shape(problem, config.tile)) for x in asked}
     zeros = [spec.name for spec in counts.tensors.values() if spec.zeros and judged]
     left = [f"{name}: not all zeros, as the next launch needs it" for name in zeros if arena.buffers[name].data.any()]
     return Emulation(
@@ -373,7 +375,10 @@ def _place(arena: Arena, name: str, x: Array) -> tuple[int, int, int]:
     return strides
 
 
-def _values(arena: Arena, spec: Spec) -> Array:
-    """The values of an output, (heads, rows, columns), in an array of its own."""
-    rows = arena.buffers[spec.name].data.reshape(spec.heads, spec.rows, spec.row_bytes)
-    return np.ascontiguousarray(rows[..., : spec.cols * spec.itemsize]).view(numpy_dtype(spec.dtype))
+def _values(arena: Arena, spec: Spec, shape: tuple[int, ...]) -> Array:
+    """The values of an output of a shape, in an array of its own."""
+    buffer, dtype = arena.buffers[spec.name], numpy_dtype(spec.dtype)
+    if not spec.vector and len(shape) == 4:
+        return np.ndarray(shape, dtype, buffer.data, strides=buffer.strides).copy()
+    rows = buffer.data.reshape(spec.heads, spec.rows, spec.row_bytes)
+    return np.ascontiguousarray(rows[..., : spec.cols * spec.itemsize]).view(dtype).reshape(shape)

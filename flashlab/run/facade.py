@@ -138,6 +138,8 @@ def _emulated(
     for name, x in found.items():
         if name in inputs and not host.fits_kind(name, x, q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as {first} ({type(q).__name__})")
+    for name in operation.in_place & found.keys():
+        host.check_shared(name, found[name])
     on_cpu = {name: host.operand(name, x) for name, x in found.items() if name in inputs}
     problem = operation.problem(on_cpu, **masks)
     plan = EmulatorPlan(choose.chosen(algorithm, operation, problem, one_order=one_order), problem, tile, lse, device)

@@ -114,7 +114,7 @@ class Launcher:
             name: (0 if name in self.number else left_out[name].ptr, strides.get(name, plain))
             for name, _, plain in plan.tensors
         }
-        if (problem := plan.counts.problem).page_size is not None:
+        if (problem := plan.counts.problem).page_size is not None and "block_table" in tensors:
             for name in self.at.keys() & {"k", "v"}:
                 abi.check_pages(problem, tensors[name], self.at[name][1])
         self.box = functools.lru_cache(_MOST_BOXES)(self._box)

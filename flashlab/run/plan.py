@@ -131,6 +131,11 @@ class Plan:
         for name, view in views.items():
             if self.fits(name, view):
                 continue
+            if name in self.operation.in_place:
+                accepted = (
+                    "rows of whole 16 bytes, and a base and strides of such: what is written in place isn't copied"
+                )
+                raise UsageError(f"{name}.strides", view.strides, accepted)
             passed[name] = arrays.padded_like(view, allocate)
             if self.counts.tensors[name].role == "input":
                 arrays.copy(view, passed[name])
@@ -334,15 +339,16 @@ class SimulatorPlan:
         Raises `UsageError` for arrays that aren't those of the plan's problem.
         """
         returned, handed = _returned(self.row.operation, self.counts, self._lse), _handed(given, named)
-        rest = {name: x for name, x in handed.items() if name not in returned}
+        both = self.row.operation.in_place
+        rest = {name: x for name, x in handed.items() if name not in returned or name in both}
         found = _bound(self.row.operation, self.counts.problem, rest)
-        inputs = {name: host.operand(name, x) for name, x in found.items()}
+        inputs = {name: host.operand(name, x) for name, x in found.items() if name not in both}
         written = {name: host.writable(name, handed[name]) for name in returned if name in handed}
         self.row.operation.check(self.counts.problem, {**inputs, **written}, self.counts.tile)
         arrays.check_apart(
             *({name: arrays.host_view(name, x) for name, x in each.items()} for each in (written, inputs))
         )
-        outputs = self._outputs(inputs)
+        outputs = self._outputs({**inputs, **{name: x for name, x in written.items() if name in both}})
         for name, x in written.items():
             x[...] = outputs[name]
         return {**outputs, **written}
@@ -393,7 +399,8 @@ def _handed(given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[s
 
 def _required(operation: Operation, problem: Problem) -> set[str]:
     """What a call of a plan needs: the operation's required inputs, and those that the plan's problem says it has."""
-    return {x.name for x in operation.required} | {x.name for x in operation.taken(problem) if x.name in _POSED}
+    posed = {*_POSED, *operation.in_place}
+    return {x.name for x in operation.required} | {x.name for x in operation.taken(problem) if x.name in posed}
 
 
 def _bound(operation: Operation, problem: Problem, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from simulator.memory import check_memory
 from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem
 
-__all__ = ["BACKENDS", "TINY", "Engine", "Tiny", "write_rows"]
+__all__ = ["BACKENDS", "TINY", "Engine", "Tiny"]
 
 BACKENDS = ("simulator", "emulator", "gpu")
 TINY = Model(layers=2, heads=4, kv_heads=2, head_dim=16, dtype="float16")
@@ -88,12 +88,6 @@ class Tiny:
         return self.token(x[-1])
 
 
-def write_rows(pool: Any, rows: Any, slots: Any) -> None:
-    """Write rows (tokens, kv_heads, head_dim) into a pool (pages, kv_heads, page_size, head_dim), in place, each into its slot."""
-    size = pool.shape[2]
-    pool.swapaxes(1, 2)[slots // size, slots % size] = rows
-
-
 class Engine:
     """Computes steps: K and V into pages, attention by the kernels, a token for each request that is to get one.
 
@@ -114,20 +108,20 @@ class Engine:
     def run(self, step: Mapping[Request, int], answers: Sequence[Request]) -> dict[Request, int]:
         """The next token of each request in `answers`. K and V of all new tokens of the step are written."""
         m, requests = self.manager, list(step)
-        for source, target in m.take_copies():
-            for pool in (pool for layer in self.pools for pool in layer):
-                pool[target] = pool[source]
-        slots = self._np.asarray(m.slot_mapping(requests))
+        if copies := m.take_copies():
+            for pools in self.pools:
+                self._write("copy_pages", pools, pairs=np.array(copies, np.int32))
+        slots = m.slot_mapping(requests)
         first = {request: m.num_computed_tokens(request) for request in requests}
         xs = [self.tiny.begin(r.tokens[first[r] : first[r] + n], first[r]) for r, n in step.items()]
         x, ends = np.concatenate(xs), np.cumsum([len(one) for one in xs])
         groups = defaultdict[int, list[int]](list)
         for i, n in enumerate(step.values()):
             groups[n].append(i)
-        for layer, (k_pool, v_pool) in enumerate(self.pools):
+        for layer, pools in enumerate(self.pools):
             q, k, v = self.tiny.qkv(layer, x)
-            write_rows(k_pool, self._np.asarray(k), slots)
-            write_rows(v_pool, self._np.asarray(v), slots)
+            self._write("append_kv", pools, k=k.swapaxes(0, 1)[None], v=v.swapaxes(0, 1)[None], slot_mapping=slots)
+            k_pool, v_pool = pools
             attended = np.empty_like(q)
             for n, group in groups.items():
                 rows = ends[group][:, None] + np.arange(-n, 0)
@@ -137,6 +131,19 @@ class Engine:
                 attended[rows] = out.swapaxes(1, 2)
             x = self.tiny.after(layer, x, attended)
         return {r: self.tiny.token(x[end - 1]) for r, end in zip(requests, ends, strict=True) if r in answers}
+
+    def _write(self, algorithm: str, pools: list[Any], **arrays: Array) -> None:
+        """Append to the pools of a layer, or copy pages of them."""
+        named = dict(zip(("k_pool", "v_pool"), pools, strict=True))
+        if self.backend == "simulator":
+            outputs = simulate(algorithm, **named, **arrays).outputs
+            pools[:] = [outputs[name] for name in named]
+            return
+        from flashlab.run import pools as kernels
+
+        backend: Any = self.backend
+        given: dict[str, Any] = {name: self._np.asarray(x) for name, x in arrays.items()}
+        getattr(kernels, algorithm)(**named, **given, backend=backend)
 
     def _attend(self, q: Array, k: Any, v: Any, table: Array, lens: Array) -> Array:
         """Attention of a launch: q and the output are (requests, heads, new tokens, head_dim)."""

@@ -25,6 +25,7 @@ from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName
 from simulator.operations.operation import Operation
+from simulator.operations.problems import posed
 from simulator.problem import FEATURES
 from simulator.simulate import run_on_data
 
@@ -154,7 +155,7 @@ def rows(
             continue
         for dtype in dtypes:
             taken = set[Problem]()
-            for label, shape in operation.shapes.items():
+            for label, shape in posed(operation.shapes, dtype):
                 sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": dtype}
                 wanted = Problem(**sizes | dict(shape))
                 p = subject.fit(wanted)

@@ -55,7 +55,7 @@ class Subject:
         given = {name: self.frame.put(x) for name, x in arrays.items()}
         outputs = self.run_on(problem, given)
         for name, x in given.items():
-            if as_numpy(name, x).tobytes() != arrays[name].tobytes():
+            if name not in self.operation.in_place and as_numpy(name, x).tobytes() != arrays[name].tobytes():
                 raise Failure(f"{name}: it was changed")
         return outputs
 

@@ -146,16 +146,16 @@ def quantized(x: Array, dtype: str, form: str | None, counts: Array | None = Non
     scales don't know the others.
     """
     if form is None:
-        return _rounded(x, dtype), None
+        return rounded(x, dtype), None
     sizes = np.abs(x) if counts is None else np.where(counts[..., None], np.abs(x), 0)
     top = sizes.max(_OVER[form], keepdims=True, initial=0.0)
     # a subnormal scale has few bits, or is 0 where a GPU takes subnormals for it
     scale = np.maximum(np.where(top > 0, top, 1.0) / LARGEST[dtype], np.finfo(np.float32).tiny).astype(np.float32)
-    elements = _rounded(x / scale, dtype)
+    elements = rounded(x / scale, dtype)
     return elements, scale.reshape(1) if form == "tensor" else scale.squeeze(_OVER[form])
 
 
-def _rounded(x: Array, dtype: str) -> Array:
+def rounded(x: Array, dtype: str) -> Array:
     """Values rounded to a dtype of 8 bits, ties to even. NaN is one of e4m3, and -128 as int8, which quantisation doesn't make."""
     kept = np.clip(x, -LARGEST[dtype], LARGEST[dtype])
     if dtype == "int8":

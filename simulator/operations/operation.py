@@ -52,6 +52,9 @@ class Operand:
       all. With None callers may not.
     - `asked`: the output is written on request only.
 
+    An operand that an operation has among its inputs and among its outputs is read and written (`Operation.in_place`): a call
+    changes the caller's array. What no block writes stays as it was.
+
     >>> p = Problem(batch=2, heads=4, kv_heads=2, len_q=10, len_kv=30, head_dim=64, dtype="float16")
     >>> Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")).shape(p)
     (2, 2, 30, 64)
@@ -98,6 +101,10 @@ class Operand:
     def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
         """The array as batch, heads, rows and columns. `lead` are how many batches and heads it has, `spec` is its own."""
         return x.reshape(*lead, spec.rows, spec.cols)
+
+    def from_heads(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """What `by_head` made, in the operand's own shape again."""
+        return x.reshape(shape)
 
     def spec(self, problem: Problem, tile: Tile | None, role: str) -> Spec:
         """How it lies in HBM. With one axis beside batch and heads it is a vector, which is not padded."""
@@ -162,6 +169,11 @@ class Operation(ABC):
     def required(self) -> tuple[Operand, ...]:
         """The inputs that callers may not leave out. A tile program takes them by position."""
         return tuple(operand for operand in self.inputs if operand.default is None)
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """The names of the operands that are read and written: they are among the inputs and among the outputs."""
+        return frozenset(x.name for x in self.inputs) & {x.name for x in self.outputs}
 
     def taken(self, problem: Problem) -> list[Operand]:
         """The inputs of a problem: the required ones, and those that it has and callers may leave out."""

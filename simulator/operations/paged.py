@@ -41,16 +41,17 @@ class Pool(Operand):
     def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
         return super().by_head(x.swapaxes(0, 1), lead, spec)
 
+    def from_heads(self, x: Array, shape: tuple[int, ...]) -> Array:
+        pages, heads, *rest = shape
+        return x.reshape(heads, pages, *rest).swapaxes(0, 1)
 
-class PoolOfScales(Operand):
+
+class PoolOfScales(Pool):
     """The scales of keys or values in pages. They lie like K and V, without a head dim."""
 
     def spec(self, problem: Problem, tile: Tile | None, role: str) -> Spec:
         pages, heads, size = self.shape(problem, tile)
         return Spec(self.name, heads, pages * size, 1, "float32", role, vector=True)
-
-    def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
-        return super().by_head(x.swapaxes(0, 1), lead, spec)
 
 
 def _scale(**known: Any) -> Operand:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from simulator.problem import SCORES
+from simulator.problem import SCORES, WIDTH
 from simulator.support import Support
 
 Sizes = Mapping[str, Any]
@@ -61,6 +61,15 @@ _QUANTIZED: Problems = {
         ("int8", "channel", "tensor"),
     )
 }
+
+
+def posed(problems: Problems, dtype: str) -> Iterator[tuple[str, Sizes]]:
+    """Those that can be posed in a storage dtype: K and V of 8 bits need one of 16.
+
+    >>> [name for name, _ in posed({"plain": {}, "int8": {"kv_dtype": "int8"}}, "float32")]
+    ['plain']
+    """
+    return ((name, sizes) for name, sizes in problems.items() if "kv_dtype" not in sizes or WIDTH[dtype] == 2)
 
 
 def crossed(problems: Problems) -> dict[str, Sizes]:

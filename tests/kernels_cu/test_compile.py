@@ -108,6 +108,16 @@ QUANTIZED = [
     for kv_dtype in ("int8", "float8_e4m3fn")
     for scales in (("token", "token"), ("head", "head"), ("channel", "token"))
 ]
+WRITTEN = [
+    (name, kv_dtype, dtype, head_dim, arch)
+    for name in ("append_kv", "copy_pages")
+    for kv_dtype in (None, "int8", "float8_e4m3fn")
+    for dtype, head_dim, arch in itertools.product(
+        ("bfloat16", "float16", "float32"), (16, 80, 128, 256), ("sm_90", "sm_80")
+    )
+    if kv_dtype is None or dtype != "float32"
+]
+"""Kernels that write pools, also of 8 bits."""
 UNEVEN = [
     (features, dtype, head_dim, arch)
     for features, head_dims in (
@@ -221,6 +231,13 @@ def test_quantized_caches_spill_next_to_nothing(case: tuple[str, str, tuple[str,
     config = CATALOGUE[name].program.configure(problem, Device.named("h200"))
     compiled = compile_kernel("flash_decoding", defines(config, dtype, head_dim), arch="sm_90")
     assert compiled.spills <= (44 if (name, of_k, dtype, head_dim) == ("paged", "channel", "float16", 128) else 0)
+
+
+@pytest.mark.parametrize("case", one_of_each(WRITTEN, lambda case: case[:2], lambda case: "-".join(map(str, case))))
+def test_what_writes_pools_spills_nothing(case: tuple[str, str | None, str, int, str]) -> None:
+    name, kv_dtype, dtype, head_dim, arch = case
+    of_8_bits = {"kv_dtype": kv_dtype, "k_scale": "token", "v_scale": "token"} if kv_dtype else {}
+    assert complaints(compiled_by_default(name, dtype, head_dim, arch, page_size=16, **of_8_bits)) == []
 
 
 @pytest.mark.parametrize("case", one_of_each(UNEVEN, lambda case: len(case[0])))

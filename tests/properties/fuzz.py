@@ -173,6 +173,28 @@ def _cascade(random: Random) -> dict[str, Any]:
     }
 
 
+def _appended(random: Random) -> dict[str, Any]:
+    tokens = random.choice([0, 1, 9])
+    sizes: dict[str, Any] = {
+        **BASE,
+        "len_q": tokens,
+        "len_kv": random.randint(0, tokens),
+        "page_size": random.choice([1, 4]),
+    }
+    eight: dict[str, Any] = {
+        "kv_dtype": random.choice(["int8", "float8_e4m3fn"]),
+        "k_scale": "token",
+        "v_scale": "token",
+    }
+    posed = fl.Problem(**sizes, pages=12, **random.choice([{}, eight]))
+    return dict(fl.CATALOGUE["append_kv"].operation.draw(posed, random.randrange(9)))
+
+
+def _copied(random: Random) -> dict[str, Any]:
+    posed = fl.Problem(**{**BASE, "len_q": random.choice([0, 1, 3])}, page_size=random.choice([1, 4]), pages=7)
+    return dict(fl.CATALOGUE["copy_pages"].operation.draw(posed, random.randrange(9)))
+
+
 def _cache(random: Random) -> dict[str, Any]:
     k, v = (np.ones((1, 2, random.choice([0, 5]), 16), np.float16) for _ in "kv")
     return {
@@ -220,6 +242,8 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "check": lambda r: {"answer": r.choice(["flash2", "nowhere.cu", 5]), "exercise": "00.1"},
     "predict": lambda r: {"name": "01.1", "hbm_peak": r.choice([1, 0.5, ..., 5e-324])},
     "latent_problem": lambda r: {"heads": r.choice([1, 16]), "len_kv": r.choice([0, 70]), "dtype": "float16"},
+    "append_kv": lambda r: {**_appended(r), "backend": "emulator"},
+    "copy_pages": lambda r: {**_copied(r), "backend": "emulator"},
     "quantize_cache": _cache,
     "Problem": lambda r: {**BASE, **r.choice(PROBLEMS)},
     "Device": lambda r: {name: getattr(fl.DEVICES["h100"], name) for name in inspect.signature(fl.Device).parameters},
@@ -327,7 +351,9 @@ def a_plan(random: Random) -> Planned:
         elif random.random() < 0.3:
             arrays.pop(name, None)
         else:
-            arrays[name] = random.choice([*JUNK, lambda: np.zeros((1, 2, 9, 16), np.float16), lambda: arrays["q"]])()
+            arrays[name] = random.choice(
+                [*JUNK, lambda: np.zeros((1, 2, 9, 16), np.float16), lambda: arrays.get("q")]
+            )()
     return Planned(row.name, posed, arrays)
 
 

@@ -234,6 +234,7 @@ def test_metadata_are_whole():
         "block_list",
         "whole",
         "sequences_of_lengths",
+        "two",
     }
     assert sized - others <= set(SIZES)
 

@@ -479,6 +479,26 @@ def flash3_paged(b: Book) -> None:
     b.read("seq_lens", 4 * p.heads * ceil(p.len_q / b.br) * sum(sorted_together))
 
 
+def append_kv(b: Book) -> None:
+    p = b.p
+    b.read("slot_mapping", p.kv_heads * p.len_q * 8)
+    for name, columns in (("k", p.head_dim), ("v", p.head_dim_v)):
+        rows = p.kv_heads * p.len_kv * bool(p.len_q)
+        b.read(name, rows * row(columns, p.dtype))
+        b.write(f"{name}_pool", rows * row(columns, p.kv_dtype))
+        b.write(f"{name}_scale", rows * 4 * bool(p.k_scale))
+
+
+def copy_pages(b: Book) -> None:
+    p = b.p
+    b.read("pairs", p.kv_heads * p.len_q * b.w * 8)
+    for name, columns in (("k", p.head_dim), ("v", p.head_dim_v)):
+        rows = p.kv_heads * p.len_q * p.page_size
+        for way in (READ, WRITE):
+            b.add(f"{name}_pool", way, rows * row(columns, p.kv_dtype))
+            b.add(f"{name}_scale", way, rows * 4 * bool(p.k_scale))
+
+
 def cascade(b: Book) -> None:
     p = b.p
     if not p.len_q:
@@ -763,7 +783,8 @@ DERIVED: dict[str, Callable[[Book], None]] = {
     **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3"), flash3), "flash3_fp8": flash3_fp8,
     **dict.fromkeys(("flash_decoding_1", "flash_decoding_2", "paged_1"), rung),
     "flash_decoding": decode, "paged": decode, "flash3_paged": flash3_paged, "mla": mla, "mla_paged": mla,
-    "mla_hopper": mla_hopper, "mla_hopper_paged": mla_hopper, "cascade": cascade, "standard_backward": standard_backward,
+    "mla_hopper": mla_hopper, "mla_hopper_paged": mla_hopper, "cascade": cascade,
+    "append_kv": append_kv, "copy_pages": copy_pages, "standard_backward": standard_backward,
     "flash1_backward": flash1_backward, "flash2_backward": flash2_backward, "flash2_backward_deterministic": flash2_backward,
     **dict.fromkeys((f"flash3_backward{rung}" for rung in ("_1", "_2", "_3", "", "_deterministic")), flash3_backward),
     "flash3_backward_wide": flash3_backward_wide,

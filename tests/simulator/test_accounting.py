@@ -35,6 +35,34 @@ OPTIONS: dict[str, list[Any]] = {
 
 
 @st.composite
+def written(draw: st.DrawFn, name: str) -> Problem:
+    """A problem of an algorithm that writes pools."""
+    dtype, tokens, size = (
+        draw(st.sampled_from(CATALOGUE[name].dtypes)),
+        draw(st.integers(0, 150)),
+        draw(st.integers(1, 40)),
+    )
+    dims = {"head_dim": draw(st.integers(1, 130)), "head_dim_v": draw(st.none() | st.integers(1, 130))}
+    cache: dict[str, Any] = {
+        "kv_dtype": draw(st.sampled_from(["int8", "float8_e4m3fn"])),
+        "k_scale": "token",
+        "v_scale": "token",
+    }
+    has = cache if dtype != "float32" and draw(st.booleans()) else {}
+    p = Problem(
+        batch=1,
+        heads=6,
+        kv_heads=draw(st.sampled_from([1, 2, 6])),
+        len_q=tokens,
+        dtype=dtype,
+        page_size=size,
+        **dims,
+        **has,
+    )
+    return CATALOGUE[name].fitted(p.replace(len_kv=draw(st.integers(0, tokens)), pages=p.pages))
+
+
+@st.composite
 def cases(draw: st.DrawFn, name: str) -> Case:
     """A problem of the algorithm, with any of what it takes. A tile of those that are verified, a small one, or the default."""
     row = CATALOGUE[name]
@@ -43,6 +71,8 @@ def cases(draw: st.DrawFn, name: str) -> Case:
     if operation.name == "softmax":
         dtype: DType = draw(st.sampled_from(["float32", "float16"]))
         return Problem(batch=1, heads=1, len_q=1, head_dim=draw(st.integers(1, 2000)), dtype=dtype), None, device, False
+    if operation.in_place:
+        return draw(written(name)), None, device, False
     latent, requests = "mla" in name, operation.in_pages or operation.shares_prefix
     few = support.few_queries or requests or latent
     length, lengths = many if few else few_of_them, st.integers(0, 6) if few and name != "flash3_paged" else few_of_them

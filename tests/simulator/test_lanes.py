@@ -30,7 +30,8 @@ from simulator.problem import Problem
 RAGGED = [
     name
     for name, row in CATALOGUE.items()
-    if row.operation.in_pages or ("lengths" in row.support.masks and not row.operation.shares_prefix)
+    if (row.operation.in_pages and not row.operation.in_place)
+    or ("lengths" in row.support.masks and not row.operation.shares_prefix)
 ]
 LATENT = {"heads": 16, "kv_heads": 1, "head_dim": 576, "head_dim_v": 512, "scale": 0.1}
 

@@ -113,15 +113,15 @@ def test_real_tokens_by_the_kernels_on_a_gpu() -> None:
 
 def test_a_wrong_row_changes_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: here one row of K and V goes into its neighbour's slot."""
-    from flashlab.serve import real
+    right = Engine._write
 
-    right = real.write_rows
+    def wrong(self: Engine, algorithm: str, pools: list[Any], **arrays: Any) -> None:
+        right(self, algorithm, pools, **arrays)
+        if algorithm == "append_kv":
+            k, v, slots = arrays["k"], arrays["v"], arrays["slot_mapping"]
+            right(self, algorithm, pools, k=k[:, :, :1], v=v[:, :, :1], slot_mapping=slots[:1] ^ 1)
 
-    def wrong(pool: Any, rows: Any, slots: Any) -> None:
-        right(pool, rows, slots)
-        right(pool, rows[:1], slots[:1] ^ 1)
-
-    monkeypatch.setattr(real, "write_rows", wrong)
+    monkeypatch.setattr(Engine, "_write", wrong)
     arrivals = crowd(0, 6)
     with pytest.raises(AssertionError):
         held(arrivals, answered(arrivals, "simulator", 60)[1])

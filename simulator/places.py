@@ -1,0 +1,34 @@
+"""Rows of an array in HBM that numbers in HBM name: slots of a pool, or whole pages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.dtypes import Array
+
+
+class Places(NamedTuple):
+    """The rows that the blocks in lockstep reach, `count` in all.
+
+    `rows` are their numbers, (blocks, rows), -1 where there is none. On shapes alone nobody knows them: the rows from number
+    `first` on stand for them. On data, `first` is the number of the row that says the first of them.
+
+    >>> list(Places(0, 3, np.array([[7, -1], [5, 6]])).runs())
+    [(5, 8)]
+    """
+
+    first: int
+    count: int
+    rows: Array | None = None
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The same rows, as few runs (first row, row after the last one) as they make."""
+        if not self.count:
+            return []
+        if self.rows is None:
+            return [(self.first, self.first + self.count)]
+        rows = np.sort(self.rows[self.rows >= 0])
+        cuts = np.flatnonzero(np.diff(rows) > 1) + 1
+        return [(int(run[0]), int(run[-1]) + 1) for run in np.split(rows, cuts)]
