@@ -7,9 +7,34 @@ from typing import Any
 
 from flashlab.parallel import layouts
 
-__all__ = ["layouts"]
+__all__ = [
+    "Link",
+    "ParallelCounts",
+    "ParallelRun",
+    "ParallelTimeline",
+    "Rank",
+    "Rates",
+    "Scheme",
+    "count",
+    "layouts",
+    "rates",
+    "simulate",
+    "timeline",
+]
 
-_LAZY = dict[str, str]()
+_LAZY = {
+    "Link": "flashlab.parallel.ledger",
+    "ParallelCounts": "flashlab.parallel.ledger",
+    "ParallelRun": "flashlab.parallel.ranks",
+    "ParallelTimeline": "flashlab.parallel.times",
+    "Rank": "flashlab.parallel.rank",
+    "Rates": "flashlab.parallel.times",
+    "Scheme": "flashlab.parallel.rank",
+    "count": "flashlab.parallel.formulas",
+    "rates": "flashlab.parallel.times",
+    "simulate": "flashlab.parallel.ranks",
+    "timeline": "flashlab.parallel.times",
+}
 """Public names, and the modules that they come from. A module is imported when it is asked for: some need torch."""
 
 

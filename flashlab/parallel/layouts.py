@@ -7,7 +7,7 @@ import numpy as np
 from simulator.dtypes import Array
 from simulator.errors import UsageError, among
 
-__all__ = ["LAYOUTS", "chunks", "check", "order", "rows", "striped"]
+__all__ = ["LAYOUTS", "check", "chunks", "order", "rows", "seen", "striped"]
 
 LAYOUTS = ("contiguous", "zigzag")
 """`contiguous`: rank r holds the r-th of `ranks` chunks. `zigzag`: it holds chunks r and 2·ranks - 1 - r of 2·ranks."""
@@ -54,6 +54,24 @@ def order(layout: str, length: int, ranks: int, *, argument: str = "length") -> 
     [0, 1, 6, 7, 2, 3, 4, 5]
     """
     return np.concatenate([rows(layout, length, ranks, rank, argument=argument) for rank in range(ranks)])
+
+
+def seen(layout: str, rank: int, of: int, rows: int, keys: int, *, causal: bool) -> tuple[slice, slice, bool] | None:
+    """What a rank's rows see of another rank's keys: which rows, which keys, and whether a causal mask is left between these.
+
+    `rows` and `keys` are how many a rank holds; the slices are of those. None where nothing is seen. A zigzag's chunks see each
+    other whole or not at all, but those of one rank: so each step of a ring is the same work for all ranks.
+
+    >>> seen("zigzag", 1, 0, 8, 8, causal=True), seen("zigzag", 1, 2, 8, 8, causal=True)
+    ((slice(0, 8, None), slice(0, 4, None), False), (slice(4, 8, None), slice(0, 8, None), False))
+    >>> seen("contiguous", 1, 2, 8, 8, causal=True)
+    """
+    every_row, every_key = slice(0, rows), slice(0, keys)
+    if not causal or rank == of:
+        return every_row, every_key, causal
+    if layout == "contiguous":
+        return (every_row, every_key, False) if of < rank else None
+    return (every_row, slice(0, keys // 2), False) if of < rank else (slice(rows // 2, rows), every_key, False)
 
 
 def striped(length: int, ranks: int, rank: int, interleave: int = 1) -> Array:

@@ -86,6 +86,7 @@ def measured() -> dict[str, Any]:
         "triton": _triton(of("bench", "flash2_triton")),
         "way_back": _way_back(of("bench", "flash3_backward"), of("bench", "flash3_backward_deterministic")),
         "reading": {device: reading(device) for device in ("h100", "h200")},
+        "computing": {device: computing(device) for device in ("h100", "h200")},
     }
 
 
@@ -127,6 +128,23 @@ def reading(device: str) -> dict[str, Any]:
     beyond = least["microseconds"]["flash_decoding"] / 1e6 - least["nbytes"] / rate
     source = f"decoding/{found.path.name}: {said(found)}"
     return {"bytes_per_second": rate, "seconds_per_launch": beyond, "source": source}
+
+
+def computing(device: str) -> dict[str, Any]:
+    """FLOPs per second that flash3 and flash3_backward reach: bfloat16, causal, head dim 128, the longest."""
+    found: dict[str, Any] = {}
+    sources: list[str] = []
+    for way, algorithm in (("forward", "flash3"), ("backward", "flash3_backward")):
+        known = results.find(ROOT / results.FOLDER, kind="bench", algorithm=algorithm, device=device)
+        bench = [each for each in known if each.condition is None and each.data["algorithm"] == algorithm][-1]
+        rows = [
+            row
+            for row in bench.data["rows"]
+            if (row["dtype"], row["head_dim"], row["causal"], row["peer"]) == ("bfloat16", 128, True, None)
+        ]
+        found[way] = 1e12 * max(rows, key=lambda row: row["length"])["tflops"]
+        sources.append(f"bench/{bench.path.name}: {said(bench)}")
+    return found | {"source": "; ".join(sources)}
 
 
 def _rates(rows: Any) -> dict[str, Any]:
