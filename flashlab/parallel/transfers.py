@@ -93,7 +93,7 @@ class Peers:
             raise Interrupted(line) from error
 
     def shift(self, step: str, **tensors: Any) -> Pending:
-        """To the next rank of the ring, and the same from the one before. Tensors are contiguous, and stay as they are meanwhile."""
+        """To the next rank of the ring, and the same from the one before. Tensors are contiguous, and nobody writes to them."""
         right, left, dist = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks, self._dist
         received = [torch.empty_like(x) for x in tensors.values()]
         self._count(step, {name: x.nbytes for name, x in tensors.items()}, [right])
@@ -113,7 +113,7 @@ class Peers:
         return Pending(self, step, [work], [found], [x])
 
     def exchange(self, step: str, x: Any, sizes: Mapping[str, int]) -> Pending:
-        """`(ranks, …)`: x[i] goes to rank i, and what comes from rank i is at i. `sizes` are the bytes of the tensors in one x[i]."""
+        """`(ranks, …)`: x[i] goes to rank i, and what rank i sends is at i. `sizes` are the bytes of the tensors in an x[i]."""
         found = torch.empty_like(x)
         self._count(step, sizes, range(self.ranks))
         with self._named(step):
@@ -130,32 +130,32 @@ class Peers:
 class Pending:
     """A transfer on its way. It keeps what is sent alive."""
 
-    def __init__(self, link: Peers, step: str, works: list[Any], received: list[Any], sent: list[Any]) -> None:
-        self._link, self._step, self._works, self._received, self._sent = link, step, works, received, sent
+    def __init__(self, peers: Peers, step: str, works: list[Any], received: list[Any], sent: list[Any]) -> None:
+        self._peers, self._step, self._works, self._received, self._sent = peers, step, works, received, sent
 
     def wait(self) -> list[Any]:
         """What was received. On a GPU the current stream waits, and on a CPU the caller does."""
-        with self._link._named(self._step):  # pyright: ignore[reportPrivateUsage]
+        with self._peers._named(self._step):  # pyright: ignore[reportPrivateUsage]
             for work in self._works:
                 work.wait()
         self._sent.clear()
         return self._received
 
 
-_links: WeakKeyDictionary[Any, Peers] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, Peers] = WeakKeyDictionary()
 
 
 def peers_of(group: Any) -> Peers:
-    """The link of a group (None: all ranks). Raises `Unavailable` where torch.distributed wasn't started."""
+    """The peers of a group (None: all ranks). Raises `Unavailable` where torch.distributed wasn't started."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
         raise Unavailable("no ranks here: call torch.distributed.init_process_group first, or start by torchrun")
     group = dist.group.WORLD if group is None else group
     if dist.get_rank(group) < 0:
         raise UsageError("group", Said("a group without this rank"), "one that this rank is in")
-    if group not in _links:
-        _links[group] = Peers(group)
-    return _links[group]
+    if group not in _known:
+        _known[group] = Peers(group)
+    return _known[group]
 
 
 def _compare(said: list[dict[str, str]]) -> None:
