@@ -98,8 +98,8 @@ KERNELS = [
                 case=PARTS,
             ),
             KernelMutant(
-                mechanism="the scale once more where parts are added up", file=HOPPER_TILES, old="+ column * ELEMENT_BYTES, sum);",
-                new="+ column * ELEMENT_BYTES, times(sum, shape.scale));", check="adjoint", case=PARTS,
+                mechanism="the scale once more where parts are added up", file=HOPPER_TILES, old="store_elements(to, sum);",
+                new="store_elements(to, times(sum, shape.scale));", check="adjoint", case=PARTS,
             ),
         )
     ),
