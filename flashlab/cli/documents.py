@@ -567,6 +567,102 @@ class Serve(Document):
     steps: tuple[ServeStep, ...]
 
 
+class OfRank(Data):
+    """What a rank sends, receives and launches: bytes, and FLOPs of matrix products."""
+
+    rank: int
+    sent: int
+    received: int
+    launches: int
+    flops_matmul: int
+    hbm_read: int
+    hbm_write: int
+
+
+class LinkBytes(Data):
+    """Bytes between two ranks, as `rank` sees them."""
+
+    rank: int
+    peer: int
+    step: str
+    tensor: str
+    what: Literal["link.sent", "link.received"]
+    bytes: int
+
+
+class Waited(Data):
+    """How many seconds a rank waits for a peer."""
+
+    rank: int
+    peer: int
+    seconds: float
+
+
+class RankSpan(Data):
+    """What a rank does from `begin` to `end`, in seconds."""
+
+    rank: int
+    what: Literal["forward", "backward", "waits", "sends"]
+    begin: float
+    end: float
+    peer: int | None
+    step: str
+
+
+class LinkRates(Data):
+    """FLOPs and bytes per second and seconds at which times are predicted, and where they are from."""
+
+    forward: float
+    backward: float
+    reading: float
+    launch: float
+    link: float
+    latency: float
+    network: float
+    network_latency: float
+    per_host: int | None
+    source: str
+
+
+class RanksOverTime(Data):
+    """Predicted seconds: in all, of each rank, and who waits for whom. `busy` is the share in which ranks compute."""
+
+    seconds: float
+    busy: float
+    computes: tuple[float, ...]
+    waits: tuple[float, ...]
+    waited_for: tuple[Waited, ...]
+    spans: tuple[RankSpan, ...]
+
+
+class ParallelScheme(Data):
+    """A scheme. `error` is how far its results on data are from one rank's, over the largest; None where there is no data."""
+
+    scheme: str
+    layout: str
+    ranks: tuple[OfRank, ...]
+    links: tuple[LinkBytes, ...]
+    error: float | None
+    predicted: RanksOverTime
+
+
+class SchemeNotRun(Data):
+    """A scheme that can't share the problem."""
+
+    scheme: str
+    reason: str
+
+
+class Parallel(Document):
+    """What ranks send and compute, and when. `alone` is how many seconds one GPU takes, predicted."""
+
+    problem: Problem  # pyright: ignore[reportInvalidTypeForm]
+    alone: float | None
+    runs: tuple[ParallelScheme, ...]
+    not_run: tuple[SchemeNotRun, ...]
+    rates: LinkRates
+
+
 def _measured(schema: type[Data]) -> type[Data]:
     """The document of a measurement: its data, with the schema's number where the data has none."""
     if "schema_" in schema.model_fields:
@@ -594,6 +690,7 @@ DOCUMENTS: Mapping[str, type[BaseModel]] = {
     "emulate": Emulate,
     "time": Time,
     "serve": Serve,
+    "parallel": Parallel,
     "capture": Capture,
     "diff": Diff,
     "info": Info,

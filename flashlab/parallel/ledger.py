@@ -112,10 +112,9 @@ class ParallelCounts:
         return tuple(sum(launch.flops.matmul for launch in launches) for launches in self.counts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: totals by rank, and the ledger as rows."""
+        """Plain data for JSON: totals by rank, and the ledger as rows. The problem isn't among it."""
         return {
             "scheme": self.scheme,
-            "problem": str(self.problem),
             "layout": self.layout,
             "ranks": [
                 {

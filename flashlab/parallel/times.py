@@ -8,11 +8,11 @@ adding up are left out, and so is what transfers and kernels take from one anoth
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict, deque
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -55,14 +55,14 @@ class Rates:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.per_host is not None:
+            integer("per_host", self.per_host, 1)
         for name, value in asdict(self).items():
-            if name == "per_host" and value is not None:
-                integer(name, value, 1)
-            elif name not in ("per_host", "source"):
-                least = "at least" if name.endswith(("launch", "latency")) else "over"
-                number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-                if not number or value < 0 or (least == "over" and not value):
-                    raise UsageError(name, value, f"a number {least} 0")
+            if name in ("per_host", "source"):
+                continue
+            low, high = (0, 1e6) if name in ("launch", "latency", "network_latency") else (1, 1e30)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+                raise UsageError(name, value, f"a number from {low} to {high:g}")
 
     def seconds(self, launch: Launched) -> float:
         """How long a launch takes."""
@@ -182,14 +182,13 @@ class ParallelTimeline:
         return sum(self.computes) / len(self.computes) / self.seconds if self.seconds else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: seconds."""
+        """Plain data for JSON: seconds. The rates aren't among it."""
         return {
             "seconds": self.seconds,
             "busy": self.busy,
             "computes": list(self.computes),
             "waits": list(self.waits),
             "waited_for": [{"rank": r, "peer": p, "seconds": s} for (r, p), s in self.waited_for.items()],
-            "rates": asdict(self.rates),
             "spans": [span._asdict() for span in self.spans],
         }
 
@@ -197,8 +196,8 @@ class ParallelTimeline:
 def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTimeline:
     """When each rank computes, sends and waits. `rates` are those of an H100, if left out.
 
-    What is first in time goes first: a message begins when it is sent, and both its ranks' ends of the link are free. Raises
-    `UsageError`.
+    What is first in time goes first. A message leaves when it is sent and its sender's end of the link is free. It has come when
+    it is through its receiver's end, too, which takes one message after the other. Raises `UsageError`.
     """
     if not isinstance(counts, ParallelCounts):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("counts", type(counts).__name__, "what fl.parallel.count or fl.parallel.simulate returns")
@@ -209,10 +208,11 @@ def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTime
     out, into, spans = [0.0] * n, [0.0] * n, list[Span]()
     mail = defaultdict[tuple[int, int], deque[float]](deque)
     asleep, next_event = dict[tuple[int, int], float](), [0] * n
-    ready: list[tuple[float, int]] = [(0.0, rank) for rank in range(n)]
+    ready = [(0.0, rank, rank) for rank in range(n)]  # what is ready at one time takes turns
+    turn = count(n)
     known = dict[int, float]()  # ranks share counts
     while ready:
-        now, rank = heappop(ready)
+        now, _, rank = heappop(ready)
         if next_event[rank] == len(counts.events[rank]):
             continue
         event = counts.events[rank][next_event[rank]]
@@ -223,13 +223,13 @@ def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTime
             spans.append(Span(rank, _way(event), now, now + took))
             now += took
         elif isinstance(event, Sent):
-            begin = max(now, out[rank], into[event.peer])
-            end = begin + at.transfer(rank, event.peer, sum(nbytes for _, nbytes in event.tensors))
-            out[rank] = into[event.peer] = end
-            spans.append(Span(rank, "sends", begin, end, event.peer, event.step))
-            mail[rank, event.peer].append(end)
+            begin = max(now, out[rank])
+            took = at.transfer(rank, event.peer, sum(nbytes for _, nbytes in event.tensors))
+            out[rank], into[event.peer] = begin + took, max(begin, into[event.peer]) + took
+            spans.append(Span(rank, "sends", begin, begin + took, event.peer, event.step))
+            mail[rank, event.peer].append(into[event.peer])
             if (slept := asleep.pop((event.peer, rank), None)) is not None:
-                heappush(ready, (slept, event.peer))
+                heappush(ready, (slept, next(turn), event.peer))
         else:
             if not mail[event.peer, rank]:
                 asleep[rank, event.peer] = now
@@ -239,7 +239,7 @@ def timeline(counts: ParallelCounts, rates: Rates | None = None) -> ParallelTime
                 spans.append(Span(rank, "waits", now, came, event.peer, event.step))
                 now = came
         next_event[rank] += 1
-        heappush(ready, (now, rank))
+        heappush(ready, (now, next(turn), rank))
     return ParallelTimeline(counts, at, tuple(spans))
 
 

@@ -31,6 +31,7 @@ SMALL = {
     "verify": ["flash2", "--check", "key_sets", "--dtype", "float16"],
     "time": ["flash2"],
     "serve": ["lognormal:alpaca", "--requests", 2, "--layers", 1],
+    "parallel": ["--ranks", 2, "--backward"],
     "info": [],
     "cache": ["dir"],
 }

@@ -46,7 +46,7 @@ def test_a_message_travels_while_products_run():
 
 
 def test_a_rank_sends_and_receives_one_message_at_a_time():
-    """Two that one rank sends, and two that one rank receives."""
+    """Two that one rank sends, and two that one rank receives. Their senders needn't wait for one another."""
     out = times([sent(1), sent(2)], [received(0)], [received(0)])
     assert [(s.begin, s.end) for s in out.spans if s.what == "sends"] == [(0.0, 1.5), (1.5, 3.0)]
     into = times([sent(2)], [sent(2)], [received(0), received(1)])
@@ -125,10 +125,10 @@ def test_rates_are_those_of_data_files():
     [
         (lambda: fl.parallel.rates("h10"), "device = 'h10': expected one of h100, h200 (did you mean h100?)"),
         (lambda: fl.parallel.rates("h100", links=3), "rate = 'links': expected one of forward, backward, reading, launch, link, "),
-        (lambda: fl.parallel.rates("h100", link=0), "link = 0: expected a number over 0"),
-        (lambda: fl.parallel.rates("h100", latency=-1.0), "latency = -1.0: expected a number at least 0"),
-        (lambda: fl.parallel.rates("h100", link=float("nan")), "link = nan: expected a number over 0"),
-        (lambda: fl.parallel.rates("h100", link=True), "link = True: expected a number over 0"),
+        (lambda: fl.parallel.rates("h100", link=0), "link = 0: expected a number from 1 to 1e+30"),
+        (lambda: fl.parallel.rates("h100", latency=-1.0), "latency = -1.0: expected a number from 0 to 1e+06"),
+        (lambda: fl.parallel.rates("h100", link=float("nan")), "link = nan: expected a number from 1 to 1e+30"),
+        (lambda: fl.parallel.rates("h100", link=True), "link = True: expected a number from 1 to 1e+30"),
         (lambda: fl.parallel.rates("h100", per_host=0), "per_host = 0: expected an integer of at least 1"),
         (lambda: fl.parallel.timeline(3), "counts = 'int': expected what fl.parallel.count or fl.parallel.simulate returns"),  # pyright: ignore
         (lambda: fl.parallel.timeline(fl.parallel.count("heads", P, ranks=1), 3), "rates = 'int': expected fl.parallel.rates"),  # pyright: ignore
@@ -137,3 +137,11 @@ def test_rates_are_those_of_data_files():
 def test_bad_rates_are_a_line(call: Any, line: str):
     with pytest.raises(fl.UsageError, match=f"^{re.escape(line)}"):
         call()
+
+
+def test_all_to_all_fills_every_link_at_once():
+    """Each rank sends to the next one first, then to the one after it: nobody's end of a link waits."""
+    events = [[sent((r + i) % 4) for i in (1, 2, 3)] + [received((r - i) % 4) for i in (1, 2, 3)] for r in range(4)]
+    assert times(*events).seconds == 3 * 1.5
+    crowded = [[sent(p) for p in range(4) if p != r] + [received(p) for p in range(4) if p != r] for r in range(4)]
+    assert times(*crowded).seconds > 3 * 1.5  # all begin with rank 0
