@@ -38,7 +38,8 @@ def count(
         raise UsageError(
             "scheme", Said(f"{plan.name}, one of your own"), f"one of {', '.join(SCHEMES)}: they have formulas"
         )
-    check(plan, problem, ranks, layout, interleave, backward=flag("backward", backward))
+    backward = flag("backward", backward)
+    check(plan, problem, ranks, layout, interleave, backward=backward)
     share = _Share(problem, ranks, layout, algorithm, interleave, Device.named(device))
     forward, back = _FORMULAS[plan.name]
     events = [tuple(event for way in (forward, *[back] * backward) for event in way(share, r)) for r in range(ranks)]

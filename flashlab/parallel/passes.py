@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from flashlab.parallel import layouts
+from flashlab.parallel.merging import merge_into
 from flashlab.parallel.transfers import Peers
 from flashlab.run.autograd import torch
 from flashlab.run.facade import called
@@ -87,12 +88,7 @@ class Total:
 
     def merge(self, rows: slice, out: Any, lse: Any) -> None:
         """A part of some rows joins."""
-        own, log = self._out[:, :, rows], self._lse[:, :, rows]
-        both = torch.logaddexp(log, lse)
-        # a row that sees no key of either part has 0 of both, and stays 0
-        kept, joins = ((x - both).exp_().nan_to_num_(0)[..., None] for x in (log, lse))
-        torch.addcmul(own * kept, out, joins, out=own)
-        log.copy_(both)
+        merge_into(self._out[:, :, rows], self._lse[:, :, rows], out, lse)
 
     def result(self) -> tuple[Any, Any]:
         return self._out.to(self._dtype), self._lse

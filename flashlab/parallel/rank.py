@@ -14,6 +14,7 @@ from simulator.api import simulate
 from simulator.dtypes import Array
 from simulator.errors import Said, UsageError
 from simulator.fields import integer
+from simulator.memory import check_memory
 from simulator.operations.paged import STRAY
 from simulator.problem import Problem
 
@@ -110,6 +111,7 @@ class Rank:
         """The same with keys in pages of the rank's own. Request b has the first `lens[b]` keys. Rows that nobody owns are NaN."""
         size = self.problem.page_size or 1
         used = [-(-n // size) for n in lens]
+        check_memory("the pages of a rank", sum(used) * size * sum(x[0, :, 0].nbytes for x in (k, v)))
         table, free = np.full((len(used), max(used)), STRAY, np.int32), iter(range(sum(used)))
         pools = [np.full((sum(used), x.shape[1], size, x.shape[3]), np.nan, x.dtype) for x in (k, v)]
         for b, n in enumerate(lens):

@@ -8,7 +8,6 @@ adding up are left out, and so is what transfers and kernels take from one anoth
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict, deque
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
@@ -56,14 +55,14 @@ class Rates:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.per_host is not None:
+            integer("per_host", self.per_host, 1)
         for name, value in asdict(self).items():
-            if name == "per_host" and value is not None:
-                integer(name, value, 1)
-            elif name not in ("per_host", "source"):
-                least = "at least" if name.endswith(("launch", "latency")) else "over"
-                number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-                if not number or value < 0 or (least == "over" and not value):
-                    raise UsageError(name, value, f"a number {least} 0")
+            if name in ("per_host", "source"):
+                continue
+            low, high = (0, 1e6) if name in ("launch", "latency", "network_latency") else (1, 1e30)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+                raise UsageError(name, value, f"a number from {low} to {high:g}")
 
     def seconds(self, launch: Launched) -> float:
         """How long a launch takes."""

@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from itertools import product
 from multiprocessing.connection import Connection, wait
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -67,6 +68,7 @@ HUGE: list[dict[str, Any]] = [
     {"len_kv": 2**62, "page_size": 1},
 ]
 
+SCHEMES = ["ring", "all_gather", "ulysses", "heads", "dcp"]
 ALGORITHMS = [*fl.CATALOGUE, "flash9", ""]
 JUNK: list[Callable[[], Any]] = [
     *(lambda x=x: x for x in (None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -0.0, math.nan, math.inf, 1e39, 1e-320)),
@@ -114,6 +116,10 @@ VALUES: Mapping[str, list[Callable[[Random], Any]]] = {
     "dtypes": [lambda r: r.choice([["float16"], "float16", ["float17"]])],
     "checks": [lambda r: r.choice([["key_set"], "nosuch", []])],
     "examples": [lambda r: r.choice([0, -1])],
+    "scheme": [lambda r: r.choice([*SCHEMES, "rings"])],
+    "ranks": [lambda r: r.choice([1, 2, 3, 4, 1025])],
+    "layout": [lambda r: r.choice(["zigzag", "contiguous", "zag"])],
+    "page_size": [lambda r: r.choice([1, 4])],
     "path": [lambda r: r.choice(["nowhere.npz", "/", "x.npy"])],
     "exercise": [lambda r: r.choice(["00.1", "05.1", "0.1"])],
     "name": [lambda r: r.choice(["softmax_safe", "softmax_online", "flash2", "01.1"])],
@@ -205,6 +211,22 @@ def _cache(random: Random) -> dict[str, Any]:
     }
 
 
+def _shared(random: Random) -> dict[str, Any]:
+    """Attention on two ranks, and back where a scheme goes back."""
+    scheme, causal = random.choice(SCHEMES), random.choice([True, False])
+    posed = fl.Problem(**{**BASE, "len_q": 1 if scheme == "dcp" else 8, "len_kv": 8, "causal": causal})
+    arrays: dict[str, Any] = dict(ATTENTION.draw(posed, random.randrange(9)))
+    back = {} if scheme == "dcp" else {"dout": random.choice([None, arrays["q"]])}
+    return {
+        "scheme": scheme,
+        **arrays,
+        **back,
+        "ranks": 2,
+        "causal": causal,
+        "layout": random.choice(["zigzag", "contiguous"]),
+    }
+
+
 FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "simulate": lambda r: r.choices(
         [_plainly, _in_pages, lambda r: {"algorithm": "mla", **_latent(r)}, lambda r: {"algorithm": "cascade", **_cascade(r)}],
@@ -245,6 +267,15 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "append_kv": lambda r: {**_appended(r), "backend": "emulator"},
     "copy_pages": lambda r: {**_copied(r), "backend": "emulator"},
     "quantize_cache": _cache,
+    "parallel.simulate": lambda r: _shared(r),
+    "parallel.count": lambda r: {
+        "scheme": r.choice(SCHEMES), "problem": problem(r, huge=True), "ranks": r.choice([1, 2]),
+    },
+    "parallel.rates": lambda r: {"device": r.choice(["h100", "h200"])},
+    "parallel.timeline": lambda r: {
+        "counts": fl.parallel.count("ring", fl.Problem(**{**BASE, "len_q": 8}), ranks=r.choice([1, 2])),
+        "rates": fl.parallel.rates("h100", per_host=1),
+    },
     "Problem": lambda r: {**BASE, **r.choice(PROBLEMS)},
     "Device": lambda r: {name: getattr(fl.DEVICES["h100"], name) for name in inspect.signature(fl.Device).parameters},
     "Adapter": lambda r: {"fn": lambda q, k, v, causal=False: q},
@@ -272,13 +303,18 @@ class Call(NamedTuple):
             return f"fl.{self.name}(" + ", ".join(f"{k}={str(v)[:200]!s}" for k, v in self.arguments.items()) + ")"
 
 
+def public(name: str) -> Any:
+    """A public function by its name, as it stands after `fl.`."""
+    return attrgetter(name)(fl)
+
+
 def a_call(random: Random) -> Call:
     """A call of a public function: a fine one, of which up to three arguments are replaced."""
     name = random.choice([*FIRST, *RUNS])
     arguments = FIRST[name](random)
     known = [
         p.name
-        for p in inspect.signature(getattr(fl, name)).parameters.values()
+        for p in inspect.signature(public(name)).parameters.values()
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     names = list(dict.fromkeys([*known, *arguments]))
@@ -294,12 +330,14 @@ def a_call(random: Random) -> Call:
         arguments["formula"] = fl.CATALOGUE["flash2"].formula  # what one of somebody's own raises is theirs
     if name == "verify" and (arguments["checks"] is None or isinstance(arguments["checks"], list | tuple)):
         arguments["checks"] = ["nosuch"]  # all of them would run for seconds
+    if name == "parallel.simulate" and callable(arguments["scheme"]):
+        arguments["scheme"] = "ring"
     return Call(name, arguments)
 
 
 def outcome(call: Call) -> str:
     """What became of a call: "returned", "refused" or "unavailable". Anything else is raised."""
-    function = getattr(fl, call.name)
+    function = public(call.name)
     named = dict(call.arguments)
     leading = (
         [named.pop("algorithm")] if call.name in ("simulate", "emulate") else []
@@ -440,7 +478,8 @@ WORDS: Mapping[str, list[str]] = {
     "window": ["3,0", "none,1", "1", "a,b"], "lengths": ["3,4", "3:4", "a", ","], "head": ["0,0", "0,1", "0", "9,9"],
     "len_q": ["0", "1", "40", "64", str(2**40)], "head_dim": ["16", "40", "64", "512"], "heads": ["1", "2", "3", "4"],
     "page_size": ["0", "1", "16"], "pages": ["0", "3", "300"], "trace": ["lognormal:alpaca", "lognormal:"],
-    "policy": ["fcfs", "shortest", "lifo"], "layers": ["1", "3"],
+    "policy": ["fcfs", "shortest", "lifo"], "layers": ["1", "3"], "scheme": [*SCHEMES, "rings"],
+    "ranks": ["1", "2", "3", "4"], "layout": ["zigzag", "contiguous", "zag"],
 }  # fmt: skip
 """Texts that an option or argument of this name takes, or nearly takes. Any other gets `TEXTS`."""
 

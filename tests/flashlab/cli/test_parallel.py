@@ -68,7 +68,7 @@ def test_decoding():
         (["ring", "--demo"], "SCHEME = 'ring': expected nothing with --demo"),
         (["--ranks", "0"], "--ranks = 0: expected an integer of at least 1"),
         (["--layout", "zag"], "--layout = 'zag': expected one of contiguous, zigzag (did you mean zigzag?)"),
-        (["--link", "0"], "--link = 0.0: expected a number over 0"),
+        (["--link", "0"], "--link = 0.0: expected a number from 1 to 1e+30"),
         (["--device", "a100"], "--device = 'a100': expected one of h100, h200 (did you mean h100?)"),
         (["ring", "--len-q", "100"], "len_q = 100: expected a multiple of 8: zigzag deals 8 chunks to 4 ranks"),
         (["--len-q", "100"], "SCHEME = None: expected a problem that ranks can share (len_q = 100: expected a multiple of 8: zigzag deals 8 chunks to 4 ranks)"),  # noqa: E501

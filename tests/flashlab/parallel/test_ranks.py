@@ -336,6 +336,7 @@ GOOD: dict[str, Any] = {"scheme": "ring", "q": Q, "k": K, "v": V, "ranks": 4}
         ({"page_size": 16}, "page_size = 16: expected None: pages are for dcp, and no scheme shares a prefix"),
         ({"interleave": 0}, "interleave = 0: expected an integer of at least 1"),
         ({"k": K[:, :, :32], "v": V[:, :, :32], "causal": True}, "len_kv = 32: expected 64, as many as queries, for a causal ring"),
+        ({"scheme": "dcp", "q": Q[:, :, :1], "algorithm": "paged", "page_size": 2**34}, None),  # memory
         ({"algorithm": "flash9"}, None),
         ({"algorithm": "flash_decoding", "dout": DOUT}, None),
         ({"casual": True}, None),

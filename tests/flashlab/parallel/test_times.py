@@ -125,10 +125,10 @@ def test_rates_are_those_of_data_files():
     [
         (lambda: fl.parallel.rates("h10"), "device = 'h10': expected one of h100, h200 (did you mean h100?)"),
         (lambda: fl.parallel.rates("h100", links=3), "rate = 'links': expected one of forward, backward, reading, launch, link, "),
-        (lambda: fl.parallel.rates("h100", link=0), "link = 0: expected a number over 0"),
-        (lambda: fl.parallel.rates("h100", latency=-1.0), "latency = -1.0: expected a number at least 0"),
-        (lambda: fl.parallel.rates("h100", link=float("nan")), "link = nan: expected a number over 0"),
-        (lambda: fl.parallel.rates("h100", link=True), "link = True: expected a number over 0"),
+        (lambda: fl.parallel.rates("h100", link=0), "link = 0: expected a number from 1 to 1e+30"),
+        (lambda: fl.parallel.rates("h100", latency=-1.0), "latency = -1.0: expected a number from 0 to 1e+06"),
+        (lambda: fl.parallel.rates("h100", link=float("nan")), "link = nan: expected a number from 1 to 1e+30"),
+        (lambda: fl.parallel.rates("h100", link=True), "link = True: expected a number from 1 to 1e+30"),
         (lambda: fl.parallel.rates("h100", per_host=0), "per_host = 0: expected an integer of at least 1"),
         (lambda: fl.parallel.timeline(3), "counts = 'int': expected what fl.parallel.count or fl.parallel.simulate returns"),  # pyright: ignore
         (lambda: fl.parallel.timeline(fl.parallel.count("heads", P, ranks=1), 3), "rates = 'int': expected fl.parallel.rates"),  # pyright: ignore
