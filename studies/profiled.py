@@ -74,7 +74,7 @@ def of_steps(torch: Any, step: Callable[[], object], wait: Callable[[], object])
 
 def _on_gpu(torch: Any, step: Callable[[], object], wait: Callable[[], object]) -> Row:
     activities = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activities.CPU, activities.CUDA]) as profile:
+    with torch.profiler.profile(activities=[activities.CPU, activities.CUDA], acc_events=True) as profile:
         for _ in range(3):
             step()
         wait()

@@ -27,7 +27,7 @@ def test_training_beside_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     for r in of.runs:
         assert r.passed and len(r.losses) == 8 and r.losses[-1] < r.losses[0]
         assert 0.5 * r.formula < r.peak < 3 * r.formula
-    assert "whose own runs are" in clients.headline(of)
+    assert "between its own runs" in clients.headline(of)
 
 
 def test_steps_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
