@@ -51,8 +51,8 @@ def test_sms_that_are_left_to_others_change_no_bit(torch: Any, causal: bool) -> 
     q, k, v = (torch.randn(1, 4, 1000, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
     outs = [
         called(
-            ATTENTION, {"q": q, "k": k, "v": v}, {"causal": causal}, algorithm="auto", tile=None, backend="gpu", device=None, lse=True,
-            sm_margin=margin,
+            ATTENTION, {"q": q, "k": k, "v": v}, {"causal": causal}, algorithm="auto", tile=None, backend="gpu", device=None,
+            lse=True, sm_margin=margin,
         )
         for margin in (0, 16, 1000)
     ]  # fmt: skip
