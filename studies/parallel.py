@@ -46,8 +46,8 @@ CALLS = 100
 
 SPEED = row(
     "ParallelSpeed", "Calls of a contender: the median of the rounds, of the slowest rank. `tflops` are those of one GPU."
-    " `sm_margin` are the SMs that kernels leave to NCCL.",
-    contender=str, length=int, backward=bool, sm_margin=int | None, ms=float, tflops=float, rounds=int,
+    " `sm_margin` are the SMs that kernels leave to NCCL. `predicted` are the timeline's milliseconds.",
+    contender=str, length=int, backward=bool, sm_margin=int | None, ms=float, tflops=float, predicted=float | None, rounds=int,
 )  # fmt: skip
 DECODE = row(
     "ParallelDecode", "One query over so many keys. `share` is the time over that of one GPU.",
@@ -97,7 +97,8 @@ def headline(of: Any) -> str:
 def table(of: Any) -> str:
     """A row for each contender."""
     columns = {
-        "speeds": "contender | tokens=length:, | way | SMs left=sm_margin | ms:.3f | TFLOP/s a GPU=tflops:.0f",
+        "speeds": "contender | tokens=length:, | way | SMs left=sm_margin | ms:.3f | predicted ms=predicted:.3f"
+        " | TFLOP/s a GPU=tflops:.0f",
         "decodes": "contender | keys:, | heads | KV heads=kv_heads | ms:.4f | × one GPU=share:.2f",
         "bytes": "contender | tokens=length:, | way | rank | calls | formula:, | counted:, | NVLink sent=tx:,"
         " | NVLink received=rx:,",
@@ -133,7 +134,10 @@ class Ranks:
         if gpu:
             self.torch.cuda.set_device(local)
         self.device = f"cuda:{local}" if gpu else "cpu"
-        more: Any = {"device_id": self.torch.device(self.device)} if gpu else {}
+        more: Any = {}
+        if gpu:  # NCCL's blocks come first where an SM is free
+            options = self.dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            more = {"device_id": self.torch.device(self.device), "pg_options": options}
         self.dist.init_process_group(self.backend, timeout=datetime.timedelta(seconds=120), **more)
         self.rank, self.ranks = self.dist.get_rank(), self.dist.get_world_size()
         self.dtype = self.torch.bfloat16 if gpu else self.torch.float32
@@ -254,18 +258,27 @@ def speed(r: Ranks) -> None:
                 flops = ATTENTION.flops(p) + backward * BACKWARD.flops(p)
                 for name, ms in timed(r, calls, r.given.rounds, 0.02).items():
                     rate = flops / (1 if name == ONE else r.ranks) / ms / 1e9
-                    margin = margins.get(name, r.parallel.SM_MARGIN if name in SCHEMES[:2] else None)
-                    contender = "ring" if name in margins else name
-                    if name in margins:
-                        contender = f"ring, {margin}"
+                    usual = r.parallel.SM_MARGIN if name in SCHEMES[:2] else None
                     r.rows.append({
-                        "contender": contender, "length": length, "backward": backward, "sm_margin": margin, "ms": ms,
-                        "tflops": rate, "rounds": r.given.rounds,
+                        "contender": name, "length": length, "backward": backward, "sm_margin": margins.get(name, usual), "ms": ms,
+                        "tflops": rate, "predicted": predicted(r, name, p, backward) if name in SCHEMES else None,
+                        "rounds": r.given.rounds,
                     })  # fmt: skip
-                    r.say(
-                        f"{name}, {length:,}, {'both ways' if backward else 'forward'}: {ms:.3f} ms, {rate:.0f} TFLOP/s a GPU"
-                    )
+                    way = "both ways" if backward else "forward"
+                    r.say(f"{name}, {length:,}, {way}: {ms:.3f} ms, {rate:.0f} TFLOP/s a GPU")
                 r.save("speed")
+
+
+def predicted(r: Ranks, scheme: str, p: Problem, backward: bool) -> float:
+    """Milliseconds by formula and timeline, at the rates of this GPU, or of an H100 where it has none."""
+    parallel: Any = import_module("flashlab.parallel")
+    counts = parallel.count(scheme, p, ranks=r.ranks, algorithm="flash3", backward=backward)
+    title = r.torch.cuda.get_device_name() if r.backend == "nccl" else None
+    try:
+        rates = parallel.rates(results.device_name(title))
+    except UsageError:
+        rates = None
+    return 1e3 * parallel.timeline(counts, rates).seconds
 
 
 def _torchs(r: Ranks, stack: ExitStack | None, whole: list[Any]) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,3 +154,17 @@ def test_a_rank_that_is_gone_ends_the_others(ranks: Ranks, tmp_path: Path, how: 
     assert first["seconds"] < TIMEOUT + 10
     assert second["status"] == (3 if how != "late" else 1)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.long
+def test_the_command_line_shows_ranks() -> None:
+    words = ["--nproc-per-node", "2", "-m", "flashlab.parallel", "--backend", "gloo", "--scheme", "ring"]
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("passed") == 2 and "rank 1: relative errors out" in run.stdout
