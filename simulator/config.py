@@ -103,6 +103,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "DLSE": p.dlse,
         "EXACT_LSE": p.exact_lse,
         "DRAFTS": p.drafts,
+        "VARLEN": p.varlen,
     }
     has |= {"CACHE": p.quantized and 1 + CACHES.index(p.kv_dtype)}
     has |= {
