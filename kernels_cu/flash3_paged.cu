@@ -16,6 +16,9 @@
 //     zeros, and aren't read from HBM.
 //   - A copy doesn't count its bytes, as TMA does. A warp waits for its copies of a tile and says so, before it waits for the next
 //     slot. The ring has one free slot at a time, so nothing is lost by that.
+//   - Requests may have different numbers of queries (VARLEN): q and out are then (1, heads, len_q of all, head_dim), and cu_seqlens_q
+//     (requests + 1) int32 says where each one's begin. A box of Q may reach into the next request. Those rows are cleared, for a
+//     row of Q may make its warp rescale, and a request's bits don't depend on others.
 //   - The lengths of requests lie in HBM. So blocks draw row tiles from a counter, and those of long requests come first
 //     (requests.cuh). One warp works out what a number stands for, before it copies its last keys, and tells the other warps.
 //
@@ -27,7 +30,8 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k, const __grid_constant__ Pool v, const Tensor out,
-             float* lse, const float* sinks, const int* block_table, const int* seq_lens, unsigned* drawn, const Shape shape) {
+             float* lse, const float* sinks, const int* block_table, const int* seq_lens, const int* cu_seqlens_q,
+             unsigned* drawn, const Shape shape) {
   const RequestSram sram;
   open_requests(sram);
   RequestAgenda agenda{shape, sram};
@@ -38,13 +42,13 @@ flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k
   if (warpgroup_id() == 0) {
     become_copier();
     if (warp_id() >= PRODUCERS) return;
-    const Requests requests{shape, seq_lens};
+    const Requests requests{shape, seq_lens, cu_seqlens_q};
     const Divisor page_size(shape.page_size);
     Ring ring;  // of K or of V
     Told told = {};
 
     // step: load_q (producer: which rows)
-    if (warp_id() == 0) told = requests.at(blockIdx.x);
+    if (warp_id() == 0) told = requests.from(blockIdx.x, drawn);
     while (true) {
       // step: load_q (producer: tells which rows)
       if (warp_id() == 0)
@@ -54,7 +58,7 @@ flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k
       if (!agenda.next(work, told)) break;
 
       const int kv = kv_head(shape, work.head);
-      Copies copies{shape, page_size, work.batch, work.keys};
+      Copies copies{shape, page_size, work.sequence, work.keys};
       Copies::Pages here, next;
       if (warp_id() < PRODUCERS / 2) {
         // step: load_k (producer: pages of the first)
@@ -74,7 +78,7 @@ flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k
           here = next;
           if (warp_id() == 0) {
             // step: load_q (producer: which rows are next, while nothing can be copied yet)
-            if (DYNAMIC && j <= work.tiles.first) told = requests.at(gridDim.x + uniform(number));
+            if (DYNAMIC && j <= work.tiles.first) told = requests.from(gridDim.x + uniform(number), drawn);
             // step: load_q (producer: draws the next rows, a key tile ahead)
             if (DYNAMIC && threadIdx.x == 0 && j == work.tiles.first + 1) number = draw_from(drawn, requests.last());
             warp_barrier();  // or lane 0 asks for its page alone
@@ -135,6 +139,7 @@ flash3_paged(const __grid_constant__ TensorMap q, const __grid_constant__ Pool k
     // step: load_q
     mbarrier_wait(sram.q_full(), q_parity);
     q_parity ^= 1;
+    if (VARLEN && work.first_row + BR > own.len_q) clear_rows<CONSUMERS>(sram.q(), own.len_q - work.first_row, CLEARED);
 
     if (work.tiles.first > work.tiles.last) {
       release(sram.q_empty());

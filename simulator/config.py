@@ -104,6 +104,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "PARTIAL": p.partial and p.itemsize < 4,
         "EXACT_LSE": p.exact_lse,
         "DRAFTS": p.drafts,
+        "VARLEN": p.varlen,
     }
     has |= {"CACHE": p.quantized and 1 + CACHES.index(p.kv_dtype)}
     has |= {

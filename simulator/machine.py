@@ -89,7 +89,7 @@ class Machine:
         self.outputs = {
             x.name: self._input(x) if x.name in operation.in_place else self._output(x) for x in written.values()
         }
-        self.inputs = tuple(self.outputs.get(x.name) or self._input(x) for x in operation.required)
+        self.inputs = tuple(self.outputs.get(x.name) or self._input(x) for x in self._required())
 
     if not TYPE_CHECKING:  # a type checker knows each name there is
 
@@ -414,6 +414,10 @@ class Machine:
             reached[touched.name, touched.way] += _area(rectangles) * touched.heads
         for (name, way), nbytes in reached.items():
             self.book.distinct(name, way, nbytes)
+
+    def _required(self) -> list[Operand]:
+        """The inputs that the program takes, in the forms that the problem has."""
+        return [self.operation.operand(x.name, self.problem) for x in self.operation.required]
 
     def _input(self, operand: Operand) -> HbmTensor:
         """A handle to an input. Its values are the caller's array, or else the default. Of what is read and written they are a

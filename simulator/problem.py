@@ -173,6 +173,10 @@ class Problem:
     table has room for. Of how many keys a request has, `lengths` tell, one pair a request: `[(1, 4000), (1, 28000)]`. Without
     them each has `len_kv`.
 
+    Where requests have different numbers of new tokens, `varlen` puts the queries of all of them one behind the other: q is `(1,
+    heads, len_q, head_dim)`, and the operand `cu_seqlens_q` says where each request's begin. `len_q` is the sum, and each pair of
+    `lengths` has its own queries. Without lengths they are shared out evenly.
+
     With `drafts`, the last `len_q` keys of each request are guesses, of which each query made one. They form a tree, so a query
     sees its ancestors alone. The operand `draft_mask`, `(batch, len_q)`, has a word of 32 bits for each query: bit j shows the
     j-th draft, key `len_kv - len_q + j`. Earlier keys are visible. As under a `mask`, `causal` and `window` hide what they hide.
@@ -290,6 +294,9 @@ class Problem:
         default=None,
         least=1,
     )
+    varlen: bool = described(
+        "Queries of all requests lie one behind the other, over pages", default=False, operand="cu_seqlens_q"
+    )
     drafts: bool = described(
         "The last keys are drafts, of which each query sees those that its word's bits say",
         default=False,
@@ -324,6 +331,8 @@ class Problem:
             raise UsageError("len_q", None, "an integer of at least 0, or lengths")
         if self.chunk is not None and (self.chunk % CHUNKS_OF or self.chunk > MOST_OF_CHUNK):
             raise UsageError("chunk", self.chunk, f"None, or a multiple of {CHUNKS_OF} up to {MOST_OF_CHUNK:,}")
+        if self.varlen and (self.page_size is None or self.drafts):
+            raise UsageError("varlen", True, "False without a page_size, and with drafts")
         if self.drafts and self.page_size is None:
             raise UsageError("drafts", True, "False without a page_size")
         if self.drafts and self.len_q > MOST_DRAFTS:
@@ -353,6 +362,12 @@ class Problem:
         if len(self._lengths) != self.batch:
             raise UsageError("lengths", Said(f"{len(self._lengths):,} requests"), f"{self.batch:,}, the batch")
         len_q, len_kv = self.len_q, self.len_kv  # which may follow from all lengths
+        if self.varlen:
+            if (total := sum(queries for queries, _ in self._lengths)) != len_q:
+                raise UsageError("lengths", Said(f"{total:,} queries in all"), f"{len_q:,}, the len_q")
+            if (most := max(keys for _, keys in self._lengths)) > len_kv:
+                raise UsageError("lengths", Said(f"{most:,} keys"), f"up to len_kv = {len_kv:,}")
+            return
         for i, (queries, keys) in enumerate(self._lengths):
             if queries != len_q or keys > len_kv:
                 accepted = f"len_q = {len_q:,} queries, as all requests have, and up to len_kv = {len_kv:,} keys"
@@ -438,6 +453,9 @@ class Problem:
         """Queries and keys of each of its `sequences`."""
         if self.lengths is not None:
             return self._lengths
+        if self.varlen:
+            each, more = divmod(self.len_q, self.batch)
+            return tuple((each + (b < more), self.len_kv) for b in range(self.batch))
         return ((self.len_q, self.len_kv),) * (self.batch if self.apart else 1)
 
     @cached_property
@@ -558,13 +576,34 @@ class Problem:
         """
         mask = "dense" if self.drafts else self.mask
         return self.replace(
-            len_q=self.len_q, len_kv=self.len_kv, lengths=None, page_size=None, pages=None, drafts=False, mask=mask
+            len_q=self.len_q,
+            len_kv=self.len_kv,
+            lengths=None,
+            page_size=None,
+            pages=None,
+            drafts=False,
+            varlen=False,
+            mask=mask,
         )
 
     @cached_property
     def seq_lens(self) -> tuple[int, ...]:
         """The keys of each request of a batch in pages. With a prefix, those that it has of its own."""
         return tuple([keys for _, keys in self._lengths]) if self.lengths is not None else (self.len_kv,) * self.batch
+
+    @property
+    def rows_batch(self) -> int:
+        """The batches of q and the output: one, where the queries of requests lie one behind the other."""
+        return 1 if self.varlen else self.batch
+
+    @property
+    def cu_seqlens_q(self) -> tuple[int, ...]:
+        """Where the queries of each sequence begin, and where the last ones end.
+
+        >>> Problem(batch=2, heads=1, lengths=[(5, 20), (1, 70)], head_dim=8, dtype="float16", page_size=4,
+        varlen=True).cu_seqlens_q (0, 5, 6)
+        """
+        return tuple(accumulate((queries for queries, _ in self.pairs), initial=0))
 
     @property
     def table_pages(self) -> int:
@@ -579,11 +618,13 @@ class Problem:
     @property
     def sequences_of_lengths(self) -> int:
         """How many sequences lie one behind the other: one, without lengths."""
-        return len(self._lengths) if self.ragged else 1
+        return self.batch if self.varlen else len(self._lengths) if self.ragged else 1
 
     @property
     def queries_of_lengths(self) -> int:
         """The `len_q` that lengths say: their sum, or in pages each request's."""
+        if self.varlen:
+            return sum(queries for queries, _ in self._lengths)
         return self.spans[-1][0].stop if self.ragged else self._lengths[0][0]
 
     @property

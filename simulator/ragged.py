@@ -22,10 +22,11 @@ A persistent block goes through offsets_kv, and deals out the units of all seque
 often its warps do so. Each time they read two numbers for each sequence. Workspaces have room as if all sequences were as long as
 the longest.
 
-Requests in pages are sequences, too, and the batch counts them. They have lengths in place of offsets, and blocks deal out units
-in the same way. `Config.sorted` is another way: all requests have the same number of row tiles, and blocks draw tiles by number. A
-block then looks only at the lengths of the 32 requests that are sorted together (requests.cuh). Without either, a block has a
-request, and reads its length. Workspaces have room for requests that fill the block table.
+Requests in pages are sequences, too, and the batch counts them. They have lengths in place of offsets, and blocks deal out units in
+the same way. `Config.sorted` is another way: all requests have the same number of row tiles, and blocks draw tiles by number. A
+block then looks only at the lengths of the 32 requests that are sorted together (requests.cuh). Where requests have different
+numbers of queries (`varlen`), tiles have places, and a block searches cu_seqlens_q by halves, as above. Without either, a block has
+a request, and reads its length. Workspaces have room for requests that fill the block table.
 """
 
 from __future__ import annotations
@@ -295,6 +296,8 @@ def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, co
     each block has one request, and every warp looks up its length."""
     ledger, distinct, requests = dict(total.ledger), dict(total.distinct), problem.padded.batch
     name, each = ("offsets_kv", 2 * _NUMBER) if problem.ragged else ("seq_lens", _NUMBER)
+    if problem.varlen:
+        return _of_requests(total, problem, device, config)
     if total.blocks:
         blocks = config.grid(problem, device, total.blocks)
         if index or not (config.walks or config.sorted):
@@ -309,6 +312,29 @@ def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, co
             if entry.tensor == WORK and config.persistent:  # for each row tile, and once that none is left
                 ledger[entry] = n // total.blocks * (total.blocks + blocks)
     return replace(total, ledger=ledger, distinct=distinct, walk=None)
+
+
+def _of_requests(total: LaunchCounts, problem: Problem, device: Device, config: Config) -> LaunchCounts:
+    """A launch whose blocks draw the row tiles of requests with different numbers of queries. One warp of a block finds the request
+    of each place in `cu_seqlens_q` by halves, and looks its length up. An empty place is drawn like others, and told to nobody. But
+    where each block has one place, it tells that there is nothing."""
+    p, room = problem, places(problem, config.tile.rows)
+    blocks = p.heads * int(room.sum())
+    if not blocks:
+        return replace(total, walk=None)
+    ledger, distinct = dict(total.ledger), dict(total.distinct)
+    looks = {"cu_seqlens_q": int((room * halvings(len(room))).sum()), "seq_lens": int(room.sum())}
+    for name, n in looks.items():
+        if n:
+            ledger[Entry("load_q", name, "hbm.read")] = _NUMBER * n * p.heads
+            distinct[name, "read"] = _NUMBER * (p.batch if name == "seq_lens" else p.batch - 1)
+    told = total.blocks + config.grid(p, device, blocks) if config.persistent else blocks
+    for entry, n in total.ledger.items():
+        if entry.tensor == WORK:
+            ledger[entry] = n // total.blocks * told
+        if entry.tensor == "drawn":
+            ledger[entry] = n // total.blocks * blocks
+    return replace(total, blocks=blocks, ledger=ledger, distinct=distinct, walk=None)
 
 
 def sorted_together(requests: int) -> list[int]:

@@ -240,18 +240,26 @@ def _sequences(operation: Operation, arrays: Mapping[str, Array], problem: Probl
         named = [{"len_q": rows, "len_kv": keys, "bit_bytes": bits} for (rows, keys), bits in spans]
         cuts = [{axis: slice(span.start, span.stop) for axis, span in each.items()} for each in named]
     else:
-        cuts = [
-            {"batch": slice(b, b + 1), "table_pages": slice(one.table_pages)} for b, one in enumerate(problem.sequences)
-        ]
+        cuts = [_cut_of(problem, b, one) for b, one in enumerate(problem.sequences)]
     for one, cut in zip(problem.sequences, cuts, strict=True):
         parts.append(Part(one, {each.name: each.cut(arrays[each.name], cut) for each in alone}))
     return parts
+
+
+def _cut_of(problem: Problem, request: int, one: Problem) -> dict[str, slice]:
+    """Where a request over pages lies along the axes of all arrays."""
+    cut = {"batch": slice(request, request + 1), "table_pages": slice(one.table_pages)}
+    if problem.varlen:
+        cut["len_q"] = slice(problem.cu_seqlens_q[request], problem.cu_seqlens_q[request + 1])
+    return cut
 
 
 def _cut_along(operand: Operand, problem: Problem) -> int | None:
     """The axis along which the parts of a problem cut an array. It is None if all parts need the whole array."""
     if problem.ragged:
         names = APART
+    elif problem.varlen and "batch" not in operand.axes:
+        names = ("len_q",)
     else:
         names = ("batch",) if problem.apart or problem.batch > 1 else ("heads", "kv_heads")
     return next((axis for axis, name in enumerate(operand.axes) if name in names), None)
@@ -359,6 +367,9 @@ def _record(
         places["batch"] = b
     operands = {name: program.operation.operand(name, problem) for name in arrays}
     cut = {"table_pages": slice(one.table_pages)}
+    if problem.varlen:
+        cut["len_q"] = _cut_of(problem, b, one)["len_q"]
+        arrays = {name: x for name, x in arrays.items() if operands[name].axes != ("offsets",)}
     data = {name: operands[name].cut(operands[name].part(x, places), cut) for name, x in arrays.items()}
     machine = Machine(
         program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder,

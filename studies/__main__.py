@@ -6,17 +6,18 @@ import sys
 from importlib import import_module
 
 from simulator.errors import Unavailable, UsageError, unknown
-from studies import timed
+from studies import pools, timed
 
-OTHERS = ("blind", "clients", "corpus", "model", "overhead", "parallel", "pools", "rates", "serve", "upstream")
+OTHERS = ("blind", "clients", "corpus", "model", "overhead", "parallel", "rates", "serve", "upstream")
 
 
 def main(name: str = "", *words: str) -> None:
     """Run a study. What its user can mend is told in a line, with status 2."""
-    known = sorted((*timed.STUDIES, *OTHERS))
+    studies = timed.STUDIES | {study.name: study for study in (pools.POOLS, pools.MIXED)}
+    known = sorted((*studies, *OTHERS))
     try:
-        if name in timed.STUDIES:
-            timed.main(name, words)
+        if name in studies:
+            timed.run(studies[name], words)
         elif name in OTHERS:
             import_module(f"studies.{name}").main(words)
         elif name:

@@ -165,10 +165,9 @@ def operand(name: str, x: Any) -> Array:
 
 
 def writable(name: str, x: Any) -> Array:
-    """An output that is written in place. Raises `UsageError` for what isn't NumPy's, or mustn't be written."""
-    if not isinstance(x, np.ndarray):
-        raise UsageError(name, type(x).__name__, "a NumPy array: no other is written in place on a CPU")
-    values = as_numpy(name, x)  # which refuses a masked array: a hard mask keeps what lies under it as it is
+    """An output that is written in place, as NumPy's. Raises `UsageError` for what mustn't be written, or can't be from a CPU."""
+    check_shared(name, x)
+    values = to_numpy(name, x)  # which refuses a masked array: a hard mask keeps what lies under it as it is
     if not values.flags.writeable:
         raise UsageError(name, "read-only array", "one that can be written")
     return values
@@ -176,10 +175,9 @@ def writable(name: str, x: Any) -> Array:
 
 def check_shared(name: str, x: Any) -> None:
     """Raises `UsageError` for an array that code on a CPU can't write in place: NumPy would get a copy of it."""
-    if kind_of(x) not in ("numpy", "torch") or (kind_of(x) == "torch" and x.is_cuda):
-        raise refused(
-            name, f"{title_of(x)} array", "a NumPy array or a torch tensor on a CPU: no other is written in place there"
-        )
+    if not is_array(x) or kind_of(x) not in ("numpy", "torch") or (kind_of(x) == "torch" and x.is_cuda):
+        accepted = "a NumPy array or a torch tensor on a CPU: no other is written in place there"
+        raise UsageError(name, type(x).__name__, accepted)
 
 
 def from_numpy(values: Array, kind: str, device: Any = None) -> Any:

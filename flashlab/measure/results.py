@@ -260,7 +260,9 @@ def _declaring(rooms: Iterable[str]) -> Iterator[str]:
         spec = importlib.util.find_spec(room)
         for folder in (spec and spec.submodule_search_locations) or ():
             for path in sorted(Path(folder).rglob("*.py")):
-                if re.search(r"(?m)^(?:\w+ = |class \w+\()(?:results\.)?(?:Kind|Study)[\[(]", path.read_text(encoding="utf-8")):
+                if re.search(
+                    r"(?m)^(?:\w+ = |class \w+\()(?:results\.)?(?:Kind|Study)[\[(]", path.read_text(encoding="utf-8")
+                ):
                     yield ".".join((room, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
 
 

@@ -100,7 +100,7 @@ def boxed_shape(spec: Spec, problem: Problem) -> tuple[int, int, int, int]:
     """(batch, heads, rows, columns) of an array that is loaded in boxes. In pages, each page counts as a batch."""
     if problem.page_size is not None and spec.name in ("k", "v", "latent"):
         return spec.rows // problem.page_size, spec.heads, problem.page_size, spec.cols
-    return problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
+    return problem.rows_batch, spec.heads // problem.rows_batch, spec.rows, spec.cols
 
 
 def check_pages(problem: Problem, spec: Spec, strides: Sequence[int]) -> None:
@@ -147,8 +147,11 @@ def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
 def shape_struct(problem: Problem, group: int) -> Any:
     """`struct Shape`, as a NumPy scalar. A length that a problem doesn't have is passed as 0."""
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (problem.left, problem.right))
-    sequences = len(problem.spans) if problem.ragged else 0
-    own = {"left": left, "right": right, "group": group, "sequences": sequences, "longest": problem.padded.len_kv}
+    sequences = problem.sequences_of_lengths if problem.ragged or problem.varlen else 0
+    own = {
+        "batch": problem.rows_batch, "left": left, "right": right, "group": group, "sequences": sequences,
+        "longest": problem.padded.len_kv,
+    }  # fmt: skip
     values = [own[name] if name in own else getattr(problem, name) or 0 for name in SHAPE.names or ()]
     return np.array(tuple(values), SHAPE)[()]
 

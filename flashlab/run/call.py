@@ -7,7 +7,9 @@ from typing import Any, Unpack
 
 from flashlab.base import host
 from flashlab.run.facade import called
+from flashlab.run.mixed import of_a_step
 from simulator.devices import Device
+from simulator.errors import UsageError
 from simulator.names import Backend, DeviceName
 from simulator.operations.attention import ATTENTION
 from simulator.operations.paged import PAGED
@@ -23,8 +25,9 @@ def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
     sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None, seed: int | None = None,
-    offset: int = 0, rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, draft_mask: Any = None,
-    k_scale: Any = None, v_scale: Any = None, **masks: Unpack[Masks],
+    offset: int = 0, rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, cu_seqlens_q: Any = None,
+    num_decodes: int | None = None, draft_mask: Any = None, k_scale: Any = None, v_scale: Any = None,
+    **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -58,6 +61,13 @@ def attention(
     `paged`, or on Hopper `flash3_paged`, which "auto" takes where requests have many queries. On a GPU the numbers of pages
     aren't checked: a page that isn't there is read all the same.
 
+    Requests may have different numbers of new tokens in one call. q is then `(1, heads, queries of all, head_dim)`, one request's
+    behind another's, and `cu_seqlens_q`, contiguous int32 `(batch + 1,)`, says where each request's begin, from 0 to the end of the
+    last. The kernel reads it like `seq_lens`, so a captured graph follows it. `causal` is aligned with each request's last key. The
+    output is like q, the LSE `(1, heads, queries of all)`. The algorithm is `flash3_paged`, for Hopper. If the first requests have
+    one query each, `num_decodes`, a number of the host, says how many: they take a launch of `paged`, and the rest one of
+    `flash3_paged`. On a GPU nobody looks whether they do.
+
     Beside a `block_table`, `draft_mask` says which of its drafts a query sees: the last `len_q` keys of each request, up to 32.
     It has a word of 32 bits for each query, contiguous uint32 or int32 `(batch, len_q)`, whose bit j shows the j-th draft.
     Earlier keys are visible, but for what `causal` and `window` hide. The algorithm is `paged`.
@@ -88,11 +98,12 @@ def attention(
     (1, 8, 1024, 64)
     """
     in_pages = block_table is not None or seq_lens is not None
+    varlen = in_pages and cu_seqlens_q is not None
     given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "block_mask": block_mask,
-             "rng_state": rng_state, "block_table": block_table, "seq_lens": seq_lens, "draft_mask": draft_mask,
-             "k_scale": k_scale, "v_scale": v_scale, "out": out}  # fmt: skip
+             "rng_state": rng_state, "block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q,
+             "draft_mask": draft_mask, "k_scale": k_scale, "v_scale": v_scale, "out": out}  # fmt: skip
     if in_pages and isinstance(algorithm, str) and algorithm == "flash2":
-        algorithm = "paged"
+        algorithm = "flash3_paged" if varlen else "paged"
     more: Any = {
         "algorithm": algorithm,
         "lse": lse,
@@ -107,6 +118,16 @@ def attention(
         if host.traced(q):
             outputs = _by_torch(given, **more, **masks)
             return outputs if lse else outputs[0]
+    if num_decodes is not None:
+        if not varlen or block_table is None:
+            raise UsageError("num_decodes", num_decodes, "None without a block_table and cu_seqlens_q")
+        if not isinstance(algorithm, str) or algorithm not in ("auto", "flash3_paged"):
+            raise UsageError("algorithm", algorithm, "auto, or nothing: with num_decodes there are two launches")
+        if tile is not None:
+            raise UsageError("tile", tile, "None: with num_decodes there are two launches")
+        del more["algorithm"]
+        outputs = of_a_step(given, masks, num_decodes, **more)
+        return outputs if lse else outputs[0]
     differentiate = None if in_pages else _differentiated
     outputs = called(PAGED if in_pages else ATTENTION, given, masks, differentiate=differentiate, **more)
     return outputs if lse else outputs[0]
@@ -130,7 +151,7 @@ def _by_torch(given: Mapping[str, Any], *, lse: bool, **options: Any) -> tuple[A
     """Attention that torch differentiates, transforms or compiles."""
     from flashlab.run import autograd
 
-    refused = {name: given[name] for name in ("out", "block_mask", "k_scale", "v_scale")} | {
+    refused = {name: given[name] for name in ("out", "block_mask", "cu_seqlens_q", "k_scale", "v_scale")} | {
         "scales": options.pop("scales")
     }
     for name, x in refused.items():

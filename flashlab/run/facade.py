@@ -31,7 +31,7 @@ __all__ = ["called"]
 _MASKS = frozenset(MASKS)
 _SCALES = {f"scales.{name}": f"{name}_scale" for name in "qkv"}
 """The name of each scale in an error, and its operand."""
-_PAGES = ("seq_lens", "draft_mask")
+_PAGES = ("seq_lens", "draft_mask", "cu_seqlens_q")
 """What an operation has only where keys lie in pages, if at all."""
 _MOST_KEPT = 4096  # calls with all that was decided for them
 _warm = dict[tuple[Any, ...], Ready]()

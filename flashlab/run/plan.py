@@ -26,7 +26,7 @@ from simulator.support import MOST_BLOCKS
 
 __all__ = ["EmulatorPlan", "Plan", "Ready", "SimulatorPlan", "gpu_plan", "plan"]
 
-_POSED = ("sinks", "alibi_slopes", "mask", "block_mask", "draft_mask", "dlse")
+_POSED = ("sinks", "alibi_slopes", "mask", "block_mask", "draft_mask", "cu_seqlens_q", "dlse")
 """Inputs that a problem with them must be given: their defaults would answer another problem. Other defaults have a meaning:
 scales are 1, and tables are full."""
 _MOST_KEPT = 256  # layouts of a call's arrays for which a plan keeps what it decided

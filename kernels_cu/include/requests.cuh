@@ -1,6 +1,6 @@
 // Requests whose K and V lie in pages, on Hopper: which block has which of their row tiles, and how a warpgroup brings their keys
-// into tiles that the tensor cores read. All requests have the same number of queries. How many keys they have,
-// only the device knows.
+// into tiles that the tensor cores read. All requests have the same number of queries, or (VARLEN) the queries of all lie one behind
+// the other in a batch of 1. How many keys they have, and then how many queries, only the device knows.
 #pragma once
 
 #include "divisor.cuh"
@@ -11,31 +11,58 @@
 #define PAGE_BOX 0  // rows of a page that TMA brings in one box; 0: warps copy row by row
 #endif
 
+#ifndef VARLEN
+#define VARLEN 0  // 1: requests have different numbers of queries; cu_seqlens_q says where each one's begin
+#endif
+
 constexpr int PRODUCERS = PAGE_BOX ? 2 : 4;  // warps that load: half of them K, half of them V
 constexpr bool ONE_TILE = !DYNAMIC;  // wide heads leave a block no registers for more than one row tile
 
-// What a warp takes next: a row tile of a request, or none if the request is below 0. Rows are numbered as in a ragged batch.
-struct Told { int request, head, first_row, keys; };
+// What a warp takes next: a row tile of a head of a request (request · heads + head), or none if that is below 0. Rows are numbered as
+// in a ragged batch: row `row` is row q + row of its head.
+struct Told {
+  int request_head, first_row, keys, q;
+
+  DEVICE bool is_there() const { return request_head >= 0; }
+  DEVICE bool is_empty() const { return first_row >= keys; }  // a place without a row tile
+};
 
 // All row tiles of all requests, by number. Those of long requests come first: blocks draw numbers, so what comes last should be short.
 // 32 requests, side by side, are sorted by their lengths. The first requests are fewer where there isn't a multiple of 32, so that the
-// last ones are 32. Requests of equal lengths keep their order. Nothing that is computed depends on the order.
+// last ones are 32. Requests of equal lengths keep their order. Nothing that is computed depends on the order. With VARLEN, tiles have
+// places as in a ragged batch (sequences.cuh), and the last places of a head come first.
 struct Requests {
   const Shape& shape;
-  const int* lengths;
+  const int *lengths, *begins;
 
-  DEVICE int row_tiles() const { return ceil_div(shape.len_q, BR); }
+  DEVICE int row_tiles() const { return VARLEN ? row_tiles_of(shape) : ceil_div(shape.len_q, BR); }
   DEVICE int last() const { return row_tiles() * shape.batch * shape.heads - 1; }
+
+  // The row tile with a number, or the next one that is there. All lanes call it. For an empty place, the next number is drawn.
+  DEVICE Told from(int number, unsigned* drawn) const {
+    Told told = at(number);
+    while (VARLEN && told.is_there() && told.is_empty()) {
+      if (!DYNAMIC) return {-1, 0, 0, 0};
+      unsigned next = 0;
+      if (lane_id() == 0) next = draw_from(drawn, last());
+      told = at(gridDim.x + uniform(static_cast<int>(next)));
+    }
+    return told;
+  }
+
+ private:
+  DEVICE int length_of(int request) const { return min(max(load_global<int>(lengths + request), 0), shape.len_kv); }
 
   // All lanes call it. Each has a request's length, and counts the requests that come before.
   DEVICE Told at(int number) const {
     if (number > last()) return {-1, 0, 0, 0};
+    if constexpr (VARLEN) return at_place(head_tile_at(shape, row_tiles(), number));
     const HeadTile own = head_tile_at(shape, row_tiles(), number);
     const int nobody = round_up(shape.batch, 32) - shape.batch;  // lanes without a request, among the first 32
     const int rank = own.head / shape.heads + nobody, request = rank / 32 * 32 + lane_id() - nobody;
     int length = 0x7fffffff;
     lanes_meet();
-    if (request >= 0) length = min(max(load_global<int>(lengths + request), 0), shape.len_kv);  // the table has no more
+    if (request >= 0) length = length_of(request);  // the table has no more
     int before = 0;
 #pragma unroll 1
     for (int lane = 0; lane < 32; ++lane) {
@@ -43,7 +70,17 @@ struct Requests {
       before += other > length || (other == length && lane < lane_id());
     }
     const int lane = count_bits(ballot(before == rank % 32) - 1), keys = shuffle(length, lane);
-    return {shuffle(request, lane), own.head % shape.heads, keys - shape.len_q + own.row_tile * BR, keys};
+    const int q = shape.len_q - keys;
+    return {shuffle(request, lane) * shape.heads + own.head % shape.heads, own.row_tile * BR - q, keys, q};
+  }
+
+  // Where requests have different numbers of queries. All lanes look at the same numbers.
+  DEVICE Told at_place(const HeadTile& own) const {
+    lanes_meet();
+    const Sequence request = sequence_at(shape, begins, own.row_tile);
+    lanes_meet();
+    const int keys = uniform(length_of(request.number)), q = request.end - keys;  // the last row is aligned with the last key
+    return {request.number * shape.heads + own.head, request.first - q + request.before(own.row_tile), keys, q};
   }
 };
 
@@ -87,16 +124,17 @@ struct RequestAgenda {
     mbarrier_wait(sram.told_full(), parity);
     parity ^= 1;
     const Told told = lane_id() == 0 ? load_shared<Told>(sram.told()) : Told{};
-    const Told all = {uniform(told.request), uniform(told.head), uniform(told.first_row), uniform(told.keys)};
+    const Told all = {uniform(told.request_head), uniform(told.first_row), uniform(told.keys), uniform(told.q)};
     release(sram.told_empty());
     return all;
   }
 
   // What it means; false if no row tile is left.
   DEVICE bool next(Work& work, const Told& told) const {
-    if (told.request < 0) return false;
-    work.first_row = told.first_row, work.q = shape.len_q - told.keys, work.kv = 0, work.keys = told.keys;
-    work.batch = told.request, work.head = told.head;
+    if (!told.is_there()) return false;
+    work.first_row = told.first_row, work.q = told.q, work.kv = 0, work.keys = told.keys;
+    work.sequence = told.request_head / shape.heads, work.head = told.request_head - work.sequence * shape.heads;
+    work.batch = VARLEN ? 0 : work.sequence;
     const Shape own = work.alone(shape);
     const Keys tiles = visible_tiles(own, work.first_row, min(work.first_row + BR, own.len_q) - 1, BC);
     work.tiles = {uniform(tiles.first), uniform(tiles.last)};

@@ -103,7 +103,7 @@ ROW = Algorithm(
         Kernel(
             "flash3_paged",
             "flash3_paged",
-            (*FORWARD, "sinks", *REQUESTS, "drawn"),
+            (*FORWARD, "sinks", *REQUESTS, "cu_seqlens_q", "drawn"),
             (("q", "rows"), ("k", "page"), ("v", "page")),
             "sm_90a",
             persistent=True,
@@ -111,7 +111,7 @@ ROW = Algorithm(
     ),
     support=replace(
         HOPPER,
-        masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths"),
+        masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "varlen"),
         tile=accepts,
         tiles=(None, Tile(64, 64), Tile(128, 48), Tile(64, 128)),
         instead="paged",

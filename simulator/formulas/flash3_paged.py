@@ -46,6 +46,8 @@ def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, ls
     book.add("load_q", WORK, sram_write=TOLD * tiles, sram_read=TOLD * tiles * listeners(config))
     boxes = tiles * round_up(p.head_dim, PANEL) * es
     book.add("load_q", "q", hbm_read=tile.rows * boxes, sram_write=br * boxes)
+    if p.varlen:  # rows of the next request are cleared
+        book.add("load_q", "q", sram_write=heads * (rows * tile.rows - p.len_q) * round_up(p.head_dim, PANEL) * es)
     book.add("scores", "q", sram_read=pairs * br * d * es)
     for name, load, use, width in (("k", "load_k", "scores", d), ("v", "load_v", "output", dv)):
         if config.page_box:

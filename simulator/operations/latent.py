@@ -207,7 +207,7 @@ class PagedLatentAttention(PagedAttention):
     inputs = (
         ATTENTION.operand("q"),
         Pool(name="latent", axes=("pages", "kv_heads", "page_size", "head_dim")),
-        *PagedAttention.inputs[3:],
+        *(x for x in PagedAttention.inputs if x.name not in ("q", "k", "v", "cu_seqlens_q")),
     )
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:

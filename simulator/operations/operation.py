@@ -28,8 +28,9 @@ SAID_AS = {"bool": ("bool", "uint8"), "uint32": ("uint32", "int32")}
 """The dtypes of arrays that callers may pass for an operand's, where they are several. Of a byte, any bit says True. Of a word,
 the sign is a bit as any other."""
 
-LEADING = ("batch", "heads", "kv_heads")
-"""The axes along which blocks run beside one another. The other axes of an operand are its rows and columns."""
+LEADING = ("batch", "rows_batch", "heads", "kv_heads")
+"""The axes along which blocks run beside one another, or that have one element. The others of an operand are its rows and
+columns."""
 
 
 def always(problem: Problem) -> bool:
@@ -167,8 +168,8 @@ class Operation(ABC):
 
     @property
     def required(self) -> tuple[Operand, ...]:
-        """The inputs that callers may not leave out. A tile program takes them by position."""
-        return tuple(operand for operand in self.inputs if operand.default is None)
+        """The inputs that callers may not leave out, one of each name. A tile program takes them by position."""
+        return tuple({x.name: x for x in reversed(self.inputs) if x.default is None}.values())[::-1]
 
     @property
     def in_place(self) -> frozenset[str]:

@@ -58,6 +58,14 @@ def _scale(**known: Any) -> Operand:
     return (PoolOfScales if "pages" in known["axes"] else Operand)(**known)
 
 
+def _by_batch(name: str, *axes: str, **known: Any) -> tuple[Operand, Operand]:
+    """An array of all queries: by requests, or with those of all requests one behind the other."""
+    return (
+        Operand(name=name, axes=("batch", "heads", "len_q", *axes), when=lambda p: not p.varlen, **known),
+        Operand(name=name, axes=("rows_batch", "heads", "len_q", *axes), when=lambda p: p.varlen, **known),
+    )
+
+
 _TOKENS = ("pages", "kv_heads", "page_size")
 
 _REQUESTS: Sizes = {
@@ -77,6 +85,13 @@ _DRAFTS: Problems = {
     "32 drafts window": {
         **_REQUESTS, "lengths": [(32, n) for n in (2999, 0, 20, 527)], "page_size": 100, "drafts": True, "window": (900, 0),
     },
+}  # fmt: skip
+_VARLEN: Problems = {
+    f"varlen page {n} {word}": {
+        **_REQUESTS, "batch": 5, "lengths": [(300, 2999), (0, 17), (1, 1), (70, 700), (5, 0)], "page_size": n, "causal": word ==
+        "causal", "varlen": True,
+    }
+    for n in (16, 100) for word in ("full", "causal")
 }  # fmt: skip
 _SMALL: Sizes = {"heads": 4, "kv_heads": 2, "head_dim": 64, "causal": True, "page_size": 16}
 
@@ -119,6 +134,13 @@ class PagedAttention(Operation):
             "batch": 2, "heads": 2, "kv_heads": 1, "lengths": [(150, 310), (150, 90)], "causal": True, "page_size": 16,
             "sinks": True,
         },
+        "different numbers of new tokens, causal": {
+            "batch": 5, "heads": 4, "kv_heads": 2, "lengths": [(1, 150), (70, 70), (0, 9), (5, 2), (130, 300)], "causal": True,
+            "page_size": 8, "varlen": True,
+        },
+        "different numbers, a window": {
+            "batch": 3, "heads": 2, "lengths": [(3, 64), (150, 200), (1, 0)], "window": (40, 0), "page_size": 16, "varlen": True,
+        },
         "drafts": {
             "batch": 3, "heads": 4, "kv_heads": 1, "lengths": [(5, 150), (5, 5), (5, 2)], "drafts": True, "page_size": 8,
         },
@@ -132,20 +154,28 @@ class PagedAttention(Operation):
     sanitized: ClassVar[Problems] = {
         **UNSEQUENCED,
         "requests": {**_SMALL, "batch": 5, "lengths": SHORT},
+        "varlen": {**_SMALL, "batch": 4, "lengths": [(70, 97), (0, 5), (3, 3), (65, 130)], "varlen": True},
         "drafts": {**_SMALL, "batch": 3, "lengths": [(20, n) for n in (520, 0, 7)], "causal": False, "drafts": True},
     }
     inputs = (
-        ATTENTION.operand("q"),
+        *_by_batch("q", "head_dim"),
         Pool(name="k", axes=("pages", "kv_heads", "page_size", "head_dim"), dtype="kv"),
         Pool(name="v", axes=("pages", "kv_heads", "page_size", "head_dim_v"), dtype="kv"),
         Operand(name="block_table", axes=("batch", "table_pages"), dtype="int32"),
         Operand(name="seq_lens", axes=("batch",), dtype="int32", default=lambda p: p.seq_lens),
+        Operand(
+            name="cu_seqlens_q",
+            axes=("offsets",),
+            dtype="int32",
+            when=lambda p: p.varlen,
+            default=lambda p: p.cu_seqlens_q,
+        ),
         *scales_of("k", _TOKENS, _scale),
         *scales_of("v", _TOKENS, _scale),
         ATTENTION.operand("sinks"),
         Operand(name="draft_mask", axes=("batch", "len_q"), dtype="uint32", when=lambda p: p.drafts, default=2**32 - 1),
     )
-    outputs = ATTENTION.outputs
+    outputs = (*_by_batch("out", "head_dim_v", dtype="out"), *_by_batch("lse", dtype="float32", asked=True))
 
     def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
         request = _PAGES["requests page 16 causal"]
@@ -153,6 +183,7 @@ class PagedAttention(Operation):
             **shaped(support, boxes),
             **_PAGES,
             **(_DRAFTS if "drafts" in support.masks else {}),
+            **(_VARLEN if "varlen" in support.masks else {}),
             **served(support.masks, dtype, request, request),
         }
 
@@ -168,11 +199,17 @@ class PagedAttention(Operation):
         (batch, heads, len_q, dim), (pages, kv_heads, size, _), (*_, dim_v) = (
             tuple(named[name].shape) for name in "qkv"
         )
+        varlen = arrays.get("cu_seqlens_q") is not None
+        if varlen and batch != 1:
+            raise UsageError(
+                "q.shape", tuple(named["q"].shape), "(1, heads, queries of all requests, head_dim) with cu_seqlens_q"
+            )
+        batch = named["block_table"].shape[0] if varlen else batch
         if size < 1:
             raise UsageError("k.shape", tuple(named["k"].shape), "pages of at least one key")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=named["block_table"].shape[1] * size, head_dim=dim,
-            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, drafts=arrays.get("draft_mask") is not None,
+            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, drafts=arrays.get("draft_mask") is not None, varlen=varlen,
             sinks=arrays.get("sinks") is not None, **scales, **masks,
         )  # fmt: skip
         self.check_shapes(problem, arrays)
@@ -183,15 +220,16 @@ class PagedAttention(Operation):
         super().check(problem, {name: x for name, x in arrays.items() if x is not None})
 
     def settled(self, problem: Problem, arrays: Mapping[str, Any]) -> Problem:
-        lens = arrays.get("seq_lens")
-        if problem.lengths is not None or not isinstance(lens, np.ndarray):
+        told = {name: x for name in ("seq_lens", "cu_seqlens_q") if isinstance(x := arrays.get(name), np.ndarray)}
+        if problem.lengths is not None or not told or (problem.varlen and "cu_seqlens_q" not in told):
             return problem
-        self.check(problem, {"seq_lens": lens})
-        if lens.tolist() == list(problem.seq_lens):
+        self.check(problem, told)
+        queries = np.diff(told["cu_seqlens_q"]).tolist() if problem.varlen else [problem.len_q] * problem.batch
+        keys = told["seq_lens"].tolist() if "seq_lens" in told else problem.seq_lens
+        pairs = tuple(zip(queries, keys, strict=True))
+        if pairs == problem.pairs:
             return problem
-        return problem.replace(
-            len_kv=problem.len_kv, pages=problem.pages, lengths=[(problem.len_q, int(n)) for n in lens]
-        )
+        return problem.replace(len_q=problem.len_q, len_kv=problem.len_kv, pages=problem.pages, lengths=pairs)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         """As for any operation. What NumPy's lengths and block table hold is looked at, too: to look at values on a GPU would wait
@@ -199,6 +237,8 @@ class PagedAttention(Operation):
         super().check(problem, arrays, tile)
         p, lens, table = problem, arrays.get("seq_lens"), arrays.get("block_table")
         check_sinks(arrays)
+        if isinstance(begins := arrays.get("cu_seqlens_q"), np.ndarray):
+            _check_begins(p, begins)
         lengths: list[int] = lens.tolist() if isinstance(lens, np.ndarray) else list(p.seq_lens)
         if isinstance(lens, np.ndarray):
             for b, n in enumerate(lengths):
@@ -253,7 +293,7 @@ class PagedAttention(Operation):
         each = [self.plain.draw(one.gathered, seed + i, kind) for i, one in enumerate(plain.sequences)]
         free = np.random.default_rng((seed, 5)).permutation(p.pages).tolist()
         table = drawn["block_table"] = np.full((p.batch, p.table_pages), STRAY, np.int32)
-        drawn["q"] = np.concatenate([one["q"] for one in each]).astype(numpy_dtype(p.dtype))
+        drawn["q"] = np.concatenate([one["q"] for one in each], 2 if p.varlen else 0).astype(numpy_dtype(p.dtype))
         for name in self.pools:
             drawn[name] = np.full(self.operand(name).shape(p), np.nan, numpy_dtype(plain.dtype))
         for b, one in enumerate(each):
@@ -270,6 +310,8 @@ class PagedAttention(Operation):
                 scales[f"{name}_scale"] = np.where(owned, scale, np.float32(np.nan)) if scale.ndim == 3 else scale
         shown = np.random.default_rng((seed, 6)).integers(0, 2**32, (p.batch, p.len_q), np.uint32)
         lens = {"seq_lens": np.array(p.seq_lens, np.int32)}
+        if p.varlen:
+            lens["cu_seqlens_q"] = np.array(p.cu_seqlens_q, np.int32)
         return (
             {x.name: drawn[x.name] for x in self.required}
             | scales
@@ -285,7 +327,8 @@ class PagedAttention(Operation):
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
         """Each request as plain attention: its problem, and its q, k and v."""
         found: list[tuple[Problem, dict[str, Array]]] = []
-        for b, one in enumerate(self.settled(problem, arrays).sequences):
+        settled = self.settled(problem, arrays)
+        for b, one in enumerate(settled.sequences):
             pages = arrays["block_table"][b, : one.table_pages]
             rows = {name: arrays[name][pages].swapaxes(0, 1) for name in self.pools}  # (kv_heads, pages, page_size, …)
             flat = {name: x.reshape(1, x.shape[0], -1, x.shape[-1])[:, :, : one.len_kv] for name, x in rows.items()}
@@ -302,22 +345,43 @@ class PagedAttention(Operation):
                 flat["sinks"] = arrays["sinks"]
             if one.drafts:
                 flat["mask"] = shown_drafts(one, arrays["draft_mask"][b])
-            found.append((one.gathered, {"q": arrays["q"][b : b + 1], **flat}))
+            found.append((one.gathered, {"q": _rows_of(settled, arrays["q"], b), **flat}))
         return found
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         each = [self.plain.judge(p, own) for p, own in self.gathered(problem, arrays)]
-        return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+        return {name: np.concatenate([one[name] for one in each], 2 if problem.varlen else 0) for name in each[0]}
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
+        settled = self.settled(problem, arrays)
         each = [
-            self.plain.bounds(p, own, {name: x[b : b + 1] for name, x in truth.items()})
+            self.plain.bounds(p, own, {name: _rows_of(settled, x, b) for name, x in truth.items()})
             for b, (p, own) in enumerate(self.gathered(problem, arrays))
         ]
-        return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+        return {name: np.concatenate([one[name] for one in each], 2 if problem.varlen else 0) for name in each[0]}
 
     def flops(self, problem: Problem) -> int:
         return sum(self.plain.flops(one.gathered) for one in problem.sequences)
+
+
+def _rows_of(problem: Problem, x: Array, request: int) -> Array:
+    """What an array of all queries has of one request."""
+    if not problem.varlen:
+        return x[request : request + 1]
+    return x[:, :, problem.cu_seqlens_q[request] : problem.cu_seqlens_q[request + 1]]
+
+
+def _check_begins(problem: Problem, begins: Array) -> None:
+    """Raises `UsageError` for offsets of queries that don't rise from 0 to all of them, or that lengths say otherwise."""
+    numbers, last = begins.tolist(), problem.len_q
+    for i, n in enumerate(numbers):
+        low, high = (numbers[i - 1], last) if i else (0, 0)
+        low = last if i == len(numbers) - 1 else low
+        if not low <= n <= high:
+            accepted = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            raise UsageError(f"cu_seqlens_q[{i}]", n, f"{accepted}: it rises from 0 to {last:,}, the rows of q")
+        if problem.lengths is not None and n != problem.cu_seqlens_q[i]:
+            raise UsageError(f"cu_seqlens_q[{i}]", n, f"{problem.cu_seqlens_q[i]}, as lengths say")
 
 
 def shown_drafts(problem: Problem, words: Array) -> Array:

@@ -53,6 +53,9 @@ def flash3_paged(
     long requests first. Two warps look the pages of K_j up and copy its rows, and two those of V_j, each warp its own share. Rows
     behind the last key become zeros. Or a warp looks up the page of each box of K_j, and another one of V_j, and TMA brings them.
     Boxes behind the last key's are of its page again, and rows of V_j behind that key are cleared.
+
+    Of requests with different numbers of queries, q and out are (1, heads, len_q of all, d), and cu_seqlens_q (requests + 1) int32
+    says where each one's queries begin. Rows of Q behind the last query are the next request's, and are cleared.
     """
     c, out, lse = m.config, m.output("out"), m.output("lse")
     k, v = m.paged(k, block_table), m.paged(v, block_table)
@@ -67,7 +70,7 @@ def flash3_paged(
         if drawn:
             block.arrive(drawn, 0)
         block.tell(WORK, listeners(c), TOLD)
-        q_i = block.load(q, i, tile.rows, panel=PANEL)
+        q_i = block.load(q, i, tile.rows, panel=PANEL, clear=problem.varlen)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)

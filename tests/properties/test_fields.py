@@ -26,10 +26,10 @@ from flashlab.cli import options
 from flashlab.run import abi
 from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, OF_CACHES, SIZES, Masks
 
-FORWARD = ", ".join(name for name in FEATURES if name not in ("dlse", "chunk", "drafts"))
+FORWARD = ", ".join(name for name in FEATURES if name not in ("dlse", "chunk", "varlen", "drafts"))
 """What the forward pass knows, in words."""
 OF_FLASH2 = ", ".join(
-    name for name in FEATURES if name not in ("dlse", "partial", *OF_CACHES, "exact_lse", "chunk", "drafts")
+    name for name in FEATURES if name not in ("dlse", "partial", *OF_CACHES, "exact_lse", "chunk", "varlen", "drafts")
 )
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
@@ -215,7 +215,17 @@ def test_metadata_are_whole():
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
     assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
-    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask", "kv_dtype", "k_scale", "v_scale", "dlse", "drafts"}
+    assert set(FEATURES) - set(MASKS) == {
+        "sinks",
+        "alibi",
+        "mask",
+        "kv_dtype",
+        "k_scale",
+        "v_scale",
+        "dlse",
+        "varlen",
+        "drafts",
+    }
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis
@@ -235,6 +245,7 @@ def test_metadata_are_whole():
         "whole",
         "sequences_of_lengths",
         "two",
+        "rows_batch",
     }
     assert sized - others <= set(SIZES)
 

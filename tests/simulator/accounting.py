@@ -113,7 +113,7 @@ class Book:
         left, right = p.window or (None, None)
         right = 0 if p.causal else right
         if p.page_size:
-            return [One(p.len_q, n, left, right) for n in p.seq_lens]
+            return [One(queries, keys, left, right) for queries, keys in p.pairs]
         if not p.ragged:
             return [One(p.len_q, p.len_kv, left, right, p.batch, self.shown[0] if self.shown else None)]
         shown = self.shown or [None] * len(p.lengths or ())
@@ -474,6 +474,12 @@ def flash3_paged(b: Book) -> None:
                     b.read("block_table", p.heads * 4 * pages(b, one, j, 2 if b.bc <= 64 else 4))
             b.write("out", p.heads * len(rows) * b.rows["out"])
             b.write("lse", p.heads * len(rows) * 4)
+    if p.varlen:
+        empty = sum(places([n for n, _ in p.pairs], b.br)) - sum(ceil(n / b.br) for n, _ in p.pairs)
+        b.add("drawn", ATOMIC, 4 * p.heads * b.c.dynamic * empty)
+        look(b, "cu_seqlens_q", None, [n for n, _ in p.pairs], b.br, p.heads)
+        b.read("seq_lens", 4 * p.heads * sum(places([n for n, _ in p.pairs], b.br)))
+        return
     n = len(b.ones)
     sorted_together = [n % 32] * (n % 32) + [32] * (n - n % 32)  # of each request, among how many it is sorted
     b.read("seq_lens", 4 * p.heads * ceil(p.len_q / b.br) * sum(sorted_together))
@@ -753,7 +759,7 @@ def places(lengths: list[int], size: int) -> list[int]:
 
 def look(b: Book, searched: str, then: str | None, lengths: list[int], size: int, warps: int) -> None:
     """Blocks look for their sequence by halves, so many `warps` in all heads."""
-    if not b.p.ragged:
+    if not (b.p.ragged or b.p.varlen):
         return
     for s, n in enumerate(places(lengths, size)):
         low, high = 0, len(lengths)

@@ -29,7 +29,8 @@ few_of_them, many = (
 )
 side = st.none() | st.integers(0, 60) | st.integers(0, 900)
 OPTIONS: dict[str, list[Any]] = {
-    "sinks": [True, False], "alibi": [True, False], "dropout": [0.1, None], "dlse": [True, False], "drafts": [True, False],
+    "sinks": [True, False], "alibi": [True, False], "dropout": [0.1, None], "dlse": [True, False], "varlen": [True, False],
+    "drafts": [True, False],
     "chunk": [None, 64, 128, 1984], "mask": [None, None, "dense", "bits", "blocks"],
 }  # fmt: skip
 
@@ -93,7 +94,7 @@ def cases(draw: st.DrawFn, name: str) -> Case:
     sizes: dict[str, Any] = {"batch": draw(st.integers(1, 3)), "len_q": queries, "len_kv": draw(length)}
     if "lengths" in support.masks and draw(st.booleans()):
         each = draw(st.lists(length, min_size=1, max_size=40 if name == "flash3_paged" else 6))
-        pairs = [(queries if few else draw(lengths), keys) for keys in each]
+        pairs = [(queries if few and not has.get("varlen") else draw(lengths), keys) for keys in each]
         sizes = {"batch": len(pairs) if requests else 1, "lengths": pairs}
         sizes |= {"len_kv": max(each) + draw(st.sampled_from([0, 300]))} if requests else {}
         has |= {

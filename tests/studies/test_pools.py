@@ -19,6 +19,17 @@ def test_cells_move_what_they_say(algorithm: str) -> None:
     assert {cell.megabytes for cell in pools.POOLS.cells(algorithm, Asked(only=["64"]))} == {64}
 
 
+def test_the_table_of_mixed_steps_has_what_was_measured() -> None:
+    of = pools.STEPS[0]
+    row: dict[str, Any] = {
+        **of.model_dump(), "ratio": 1.02, "one_launch": 1.9, "rounds": 15,
+        "microseconds": {"step": 510.0, "chunk": 100.0, "decodes": 400.0, "one launch": 950.0},
+    }  # fmt: skip
+    found = pools.MIXED.schema.model_validate({"rows": [row]})
+    assert pools.MIXED.headline(found) == "512 new tokens and 63 decodes: 1.02 × the sum of both launches"
+    assert pools.MIXED.table(found).splitlines()[2] == "| 512 | 63 | 4,096 | 510.0 | 100.0 | 400.0 | 1.020 | 1.900 |"
+
+
 def test_a_table_has_what_was_measured() -> None:
     row: dict[str, Any] = {
         "kv_dtype": "int8", "megabytes": 64, "algorithm": "append_kv", "nbytes": 60_000_000, "milliseconds": 0.03,

@@ -189,7 +189,7 @@ def test_pools_beyond_2_31_elements(kv_dtype: str | None) -> None:
     slots = pages * 16 - 1 - 3 * cupy.arange(40)
     fl.append_kv(**rows, **pools, **scales, slot_mapping=slots)
     fl.copy_pages(**pools, **scales, pairs=cupy.asarray(np.array([[pages - 1, pages - 50], [pages - 2, 0]], np.int32)))
-    page, row = cupy.asnumpy(slots) // 16, cupy.asnumpy(slots) % 16
+    page, row = slots // 16, slots % 16
     cache = None if kv_dtype is None else fl.quantize_cache(rows["k"], rows["v"], kv_dtype)
     for name in "kv":
         wanted = cupy.asnumpy(rows[name]) if cache is None else getattr(cache, name)
