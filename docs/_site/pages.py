@@ -34,8 +34,8 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, OUTPUTS, RESULTS = ROOT / "notebooks", ROOT / "notebooks" / "outputs", ROOT / results.FOLDER
-IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "11") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
-"""Lessons that a browser's Python can run. From 05 on they compile kernels, and 11 does so in its last exercises only."""
+IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[12]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
+"""Lessons that a browser's Python can run. From 05 on they compile kernels, and 11 and 12 do so in their last exercises only."""
 
 
 def write(docs: Path, *, few: bool = False) -> None:
@@ -83,9 +83,9 @@ def lessons_page() -> str:
     return (
         "# Lessons: attention, from memory to Hopper\n\n"
         "You predict each result, run it, and count it. Each lesson has exercises whose answers are judged, with the step that "
-        "went wrong named. None needs a GPU. Lessons 05 to 07, 10 and 11 need a C++ compiler. In a checkout `make lab` opens them, "
-        "and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 also run in the browser, and 11 but for its "
-        "CUDA.\n\n"
+        "went wrong named. None needs a GPU. Lessons 05 to 07 and 10 to 12 need a C++ compiler. In a checkout `make lab` opens "
+        "them, and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 also run in the browser, and 11 and 12 "
+        "but for their CUDA.\n\n"
         f"{results.markdown_table(('lesson', 'reading', 'exercises'), rows)}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )

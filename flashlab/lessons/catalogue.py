@@ -24,6 +24,7 @@ from flashlab.lessons import (
     lesson11,
     lesson11_kernels,
     lesson12,
+    lesson12_kernels,
     lesson13,
     lesson13_kernels,
     lesson13_managers,
@@ -31,7 +32,7 @@ from flashlab.lessons import (
 from simulator import Program
 
 _MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11, lesson12, lesson13)
-_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels, lesson13_kernels)
+_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels, lesson12_kernels, lesson13_kernels)
 
 LESSONS = {
     "00": "The memory hierarchy",

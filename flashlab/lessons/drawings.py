@@ -6,6 +6,7 @@ or the model of time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -154,6 +155,57 @@ def tree() -> Drawing:
     meanings = {f"in HBM: what a chunk has, and a node of up to {CHILDREN}": LIGHT["o"], "the output": LIGHT["out"]}
     shapes = [*lines, *dots, text(10, 218, said), *legend(10, 242, meanings)]
     return Drawing("How flash_decoding merges its partial results", 254, shapes, figures)
+
+
+RAGGED = (60_000, 9_000, 7_000, 5_000, 4_500, 3_000, 2_600, 2_200, 1_500, 1_200, 900, 700, 500, 300, 200, 100)
+"""Keys of the requests of a batch, as a server has them: most are short, and one is long."""
+
+
+def idle() -> Drawing:
+    """Which SMs of an H100 have work, and when: one token and a ragged batch, each with a block per KV head and dealt out.
+
+    A block takes a tile of keys at a time, as its trace says. An SM takes one block after another, the next one from the queue.
+    """
+    sms, kv_heads = DEVICES["h100"].sms, TOKEN.kv_heads
+
+    def walks(name: str) -> list[int]:
+        """How many tiles of keys each block of all KV heads walks over."""
+        one = TOKEN.replace(heads=TOKEN.queries_per_kv, kv_heads=1, head_dim=8)
+        trace = simulate(name, *random_inputs(one), trace=(0, 0)).trace
+        assert trace is not None
+        blocks = [event.block for event in trace.events if event.launch == name and event.step == "load_k"]
+        return list(Counter(blocks).values()) * kv_heads
+
+    def dealt(tiles: int) -> list[int]:
+        return [(n + 1) * tiles // sms - n * tiles // sms for n in range(sms)]
+
+    tile = count("flash_decoding_1", TOKEN, device="h100").tile
+    whole = [TOKEN.replace(len_kv=length).key_tiles(tile) for length in RAGGED for _ in range(kv_heads)]
+    panels = {
+        "one token: a block for a KV head": walks("flash_decoding_1"),
+        "one token: a block for a chunk": walks("flash_decoding_2"),
+        f"{len(RAGGED)} requests: a block for each": whole,
+        f"{len(RAGGED)} requests: dealt out in tiles": dealt(sum(whole)),
+    }
+    shapes, figures = list[str](), dict[str, float]()
+    for n, (said, blocks) in enumerate(panels.items()):
+        busy = [0] * sms
+        for walk in blocks:
+            busy[busy.index(min(busy))] += walk
+        left, top, wide, end = 10 + 260 * (n % 2), 30 + 200 * (n // 2), 236, max(busy)
+        rows = "".join(
+            f"M{left} {top + y}h{wide * work / end:.4g}v1h-{wide * work / end:.4g}z"
+            for y, work in enumerate(busy)
+            if work
+        )
+        idle = 1 - sum(busy) / (sms * end)
+        shapes += [text(left, top - 8, said), box(left, top, wide, sms, GREY), f'<path d="{rows}" fill="{BLUE}"/>']
+        shapes.append(text(left, top + sms + 18, f"{end:,} tiles long, {idle:.0%} idle"))
+        figures |= {f"{said}, tiles": end, f"{said}, idle": idle}
+    shapes += legend(10, 412, {"an SM with work, over time": BLUE, "without": GREY})
+    return Drawing(
+        "Idle SMs over time: 132 rows are SMs, and each picture ends with its last block", 424, shapes, figures
+    )
 
 
 def recomputed() -> Drawing:
@@ -325,7 +377,8 @@ _LANES = {name: LIGHT[name] for name in ("q", "k", "v", "out")}
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     draw.__name__: draw
     for draw in (
-        memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, token, tree, recomputed, swapped, unstored,
+        memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, token, tree, idle, recomputed, swapped,
+        unstored,
     )
 }  # fmt: skip
 """The drawings by name, in the order of docs/in-pictures.md."""

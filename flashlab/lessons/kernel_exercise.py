@@ -43,6 +43,8 @@ class Launch:
     """Over the banks of SRAM, of all accesses and shuffles together, at most."""
     matmul: int = 0
     """FLOPs that tensor cores have to do, at least."""
+    alike: str = ""
+    """Launches of the same word have the same data. Their outputs must be equal, bit by bit."""
 
 
 @dataclass(frozen=True, kw_only=True)

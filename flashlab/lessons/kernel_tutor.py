@@ -216,9 +216,8 @@ def _whole(x: Array) -> bool:
 def _equal(item: _Item) -> bool:
     """Are the values those that they should be? Whole numbers must be equal. In a tile they may lie in other places."""
     a, e = item.actual, item.expected
-    if BLOCK in item.threads and same(np.sort(a, None), np.sort(e, None)):
-        return True
-    return np.array_equal(a, e) if _whole(e) and np.isfinite(a).all() else same(a, e)
+    equal = np.array_equal if _whole(e) and np.isfinite(a).all() else same
+    return (BLOCK in item.threads and equal(np.sort(a, None), np.sort(e, None))) or equal(a, e)
 
 
 def _loads(record: Record, moment: Moment) -> dict[str, dict[int, Array]]:
@@ -356,14 +355,21 @@ def _outputs(
     mine: Told, due: Told, moment: Moment, stored: _Stores, wanted: _Stores, before: Mapping[str, Mapping[int, Array]],
     launch: Launch,
 ) -> Difference | None:  # fmt: skip
-    """What a moment's stores to HBM, `wanted` as far as nothing overwrites them later, have otherwise in what is `stored`."""
+    """What a moment's stores to HBM, `wanted` as far as nothing overwrites them later, have otherwise in what is `stored`.
+
+    Where other blocks store, too, as in a counter that was given, the last value isn't this block's: it is asked when it stores.
+    """
     threads: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for (name, i), (x, at) in sorted(wanted.items(), key=lambda item: item[0]):
         if at == moment:
             threads[name][x.thread].append(i)
     for name, rows in threads.items():
-        if missing := next(((t, i) for t, row in sorted(rows.items()) for i in row if (name, i) not in stored), None):
+        given = isinstance(launch.arguments.get(name), np.ndarray)
+        there = {i for (array, i), (_, at) in stored.items() if array == name and (at == moment or not given)}
+        if missing := next(((t, i) for t, row in sorted(rows.items()) for i in row if i not in there), None):
             return _missing(mine, due, moment, name, missing, stored)
+        if given:
+            continue
         width = max(map(len, rows.values()))
         a, e = (np.zeros((len(rows), width)) for _ in range(2))
         for n, row in enumerate(rows.values()):
@@ -396,7 +402,9 @@ def _element(told: Told, name: str, i: int) -> str:
 def _missing(mine: Told, due: Told, moment: Moment, name: str, missing: tuple[int, int], stored: _Stores) -> Difference:
     """Of an element that no thread stores."""
     thread, i = missing
-    own = next(((k, x) for (array, k), (x, _) in stored.items() if array == name and x.thread == thread), None)
+    own = next(
+        ((k, x) for (array, k), (x, _) in stored.items() if array == name and x.thread == thread and k != i), None
+    )
     yours = f"stores {_element(due, name, own[0])}" if own else "stores nothing there"
     if own:
         line = mine.line_of.get(own[1].place, 0)

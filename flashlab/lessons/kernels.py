@@ -202,6 +202,8 @@ def judge(
             return verdicts[-1]
     if not verdicts:
         return Verdict(exercise.name, "passed")
+    if message := _other_bits(launches, results):
+        return replace(verdicts[0], kind="bits", message=message, afterwards=exercise.slips.get("bits", ""))
     if exercise.rule and (found := exercise.rule(text)):
         line, what = found
         message = _with_its_line(f"{exercise.file}:{line}: {what}", source, line)
@@ -242,6 +244,23 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
     if moved is not None and exercise.score:
         return replace(passed, sram=f"{where}; {exercise.score(launch, moved)}")
     return passed
+
+
+def _other_bits(launches: Sequence[Launch], results: Sequence[Mapping[str, Any]]) -> str:
+    """The first output that has other bits than in a launch of the same data, in words; empty if there is none."""
+    first: dict[str, tuple[Launch, Mapping[str, Array]]] = {}
+    for launch, result in zip(launches, results, strict=False):
+        before, due = first.setdefault(launch.alike or launch.said, (launch, result["arrays"]))
+        for name, x in result["arrays"].items():
+            if not np.array_equal(x, due[name]):
+                place = tuple(int(n) for n in np.argwhere(x != due[name])[0])
+                tile = f"row tile {place[-2 if x.ndim > 1 else -1] // launch.tile}"
+                here, there = (f"{float(of[place]):.9g}" for of in (x, due[name]))
+                return (
+                    f"{name}[{', '.join(map(str, place))}], in {tile}, is {here} on {launch.said}, and {there} on {before.said}: "
+                    "the same numbers, added in another order"
+                )
+    return ""
 
 
 def _with_its_line(finding: str, source: Sequence[str], line: int) -> str:

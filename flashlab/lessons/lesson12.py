@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+import numpy as np
 
 from flashlab.lessons.exercise import (
     APART,
@@ -18,7 +21,7 @@ from flashlab.lessons.exercise import (
     levelled,
 )
 from flashlab.lessons.prediction import Prediction
-from simulator import Problem, Tile, random_inputs
+from simulator import DEVICES, Counts, Problem, Tile, count, random_inputs
 from simulator.config import padded
 from simulator.dtypes import Array
 from simulator.problem import row_bytes
@@ -63,7 +66,7 @@ def _group_cases(draw: Random) -> list[Case]:
     )
     cases = [
         (first, Tile(16, 64)),
-        (ragged, Tile(16, 32)),
+        (ragged, Tile(8, 32)),
         (first.replace(heads=wide * 2, len_kv=draw.randint(40, 90)), Tile(16, 32)),
         (first.replace(heads=3, kv_heads=3, len_kv=draw.randint(20, 60), dtype="float32"), Tile(16, 16)),
     ]
@@ -102,6 +105,7 @@ def _half_cases(draw: Random) -> list[Case]:
     masked = first.replace(len_q=(n := draw.randint(40, 70)), len_kv=n - draw.randint(5, 20), causal=True)
     one = first.replace(len_q=1, len_kv=draw.randint(70, 150), dtype="float32", scale=SCALE)
     far = one.replace(len_q=draw.randint(5, 20), head_dim=24)
+    short = far.replace(len_kv=draw.randint(5, 16))  # its second half is empty, and the LSE of the first is far below 0
     return [
         Case(first, Tile(16, 64), draw.getrandbits(32)),
         Case(few, Tile(16, 32), draw.getrandbits(32)),
@@ -110,6 +114,7 @@ def _half_cases(draw: Random) -> list[Case]:
         Case(one.replace(len_kv=0), Tile(16, 16), draw.getrandbits(32)),
         Case(far, Tile(16, 16), draw.getrandbits(32), level=FAR, apart=APART),
         Case(far, Tile(16, 16), draw.getrandbits(32), level=FAR[::-1], apart=APART),
+        Case(short, Tile(16, 16), draw.getrandbits(32), level=FAR, apart=APART),
     ]
 
 
@@ -254,4 +259,162 @@ EXERCISES = (
     ),
 )
 
-PREDICTIONS: tuple[Prediction, ...] = ()
+
+# -- the small model ----------------------------------------------------------------------------------------------
+
+LAYERS, WIDTH, HIDDEN, VOCABULARY = 8, 384, 1024, 1024
+HEADS, KV_HEADS, HEAD_DIM = 6, 3, 64
+"""Of the small model whose layer `fl.sample` has."""
+MULTIPLIED = LAYERS * (2 * WIDTH * HEADS * HEAD_DIM + 2 * WIDTH * KV_HEADS * HEAD_DIM + 3 * WIDTH * HIDDEN) + (
+    WIDTH * VOCABULARY
+)
+"""Its weights that each token is multiplied by: all but the table of tokens and the scales of the norms."""
+A_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
+"""Bytes of a token in its KV cache, in 16 bits: K and V of each KV head of each layer."""
+
+
+class Step(NamedTuple):
+    """What the small model needs for a step: bytes of its weights and of its cache, and FLOPs."""
+
+    weights: int
+    cache: int
+    flops: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / (self.weights + self.cache)
+
+
+def step_of(new: int, known: int = 0, sequences: int = 1) -> Step:
+    """A step of the small model with so many new tokens of each sequence, after `known` ones. All in 16 bits, each byte once.
+
+    >>> step_of(1, known=1023).weights == step_of(1024).weights
+    True
+    """
+    pairs = new * known + new * (new + 1) // 2  # a new token sees all that are known, and those before it
+    flops = 2 * MULTIPLIED * new + 4 * HEADS * HEAD_DIM * LAYERS * pairs
+    return Step(2 * MULTIPLIED, A_TOKEN * (known + new) * sequences, flops * sequences)
+
+
+# -- what a token's attention moves -------------------------------------------------------------------------------
+
+TOKEN = Problem(batch=1, heads=32, kv_heads=8, len_q=1, len_kv=8192, head_dim=128, dtype="bfloat16")
+"""One new token: 32 query heads that share 8 KV heads, after 8,192 tokens. It was measured."""
+LONG = TOKEN.replace(len_kv=65_536)
+
+
+def kv_bytes(problem: Problem) -> int:
+    """K and V, once."""
+    p = problem
+    return p.batch * p.kv_heads * p.len_kv * sum(row_bytes(d, p.itemsize) for d in (p.head_dim, p.head_dim_v))
+
+
+def token(name: str, problem: Problem = TOKEN) -> Counts:
+    """What an algorithm moves for a token.
+
+    >>> [token(name).launches[0].blocks for name in ("flash2", "flash_decoding_1")]
+    [32, 8]
+    """
+    return count(name, problem, device="h200")
+
+
+def microseconds(problem: Problem) -> float:
+    """How long an H200 takes at least to read K and V, by its data sheet."""
+    return kv_bytes(problem) / DEVICES["h200"].bandwidth * 1e6
+
+
+def price(chunk: int, problem: Problem = TOKEN) -> float:
+    """What partial results cost, as a part of K and V: O, m and l of each head of a group, written and read, for each chunk.
+
+    >>> f"{price(128):.2%}"
+    '6.35%'
+    """
+    p = problem
+    numbers = p.queries_per_kv * (p.head_dim_v + 2)
+    return 2 * 4 * numbers / (chunk * sum(row_bytes(d, p.itemsize) for d in (p.head_dim, p.head_dim_v)))
+
+
+def in_chunks(problem: Problem, q: Array, k: Array, v: Array, size: int, order: Sequence[int] | None = None) -> Array:
+    """The output of one query of one head in chunks of so many keys, each merged with what came before: float32, (head_dim,).
+
+    q (head_dim,), k and v (keys, head_dim). `order` says which chunk comes when; None, that of the keys.
+    """
+    chunks = [slice(a, a + size) for a in range(0, len(k), size)]
+    m, l, o = np.float32(-np.inf), np.float32(0), np.zeros(v.shape[-1], np.float32)
+    for n in order if order is not None else range(len(chunks)):
+        s = (k[chunks[n]].astype(np.float32) @ q.astype(np.float32)) * np.float32(problem.scale)
+        top = np.maximum(m, s.max())
+        p, alpha = np.exp(s - top), np.exp(m - top)
+        m, l, o = top, l * alpha + p.sum(), o * alpha + p @ v[chunks[n]].astype(np.float32)
+    return o / l
+
+
+# -- predictions --------------------------------------------------------------------------------------------------
+
+_K = kv_bytes(TOKEN) // 2
+
+PREDICTIONS = (
+    Prediction(
+        name="12.1",
+        truth=lambda: {
+            "k_by_head": token("flash2").by_tensor["k"].hbm_read,
+            "k_by_group": token("flash_decoding_1").by_tensor["k"].hbm_read,
+            "sms": token("flash_decoding_1").launches[0].blocks,
+        },
+        slips=lambda: {
+            "k_by_head": {
+                "once: but each of 32 query heads has a block, which reads the K of its KV head": _K,
+                "elements, not bytes": 2 * _K,
+                "K and V": 8 * _K,
+                "one head only": _K // 8,
+            },
+            "k_by_group": {
+                "once for each query head: but four of them are rows of one block": 4 * _K,
+                "elements, not bytes": _K // 2,
+                "K and V": 2 * _K,
+                "one head only": _K // 8,
+            },
+            "sms": {
+                "all of them: but there are only as many blocks as KV heads": SMS,
+                "a block for each query head: that was before": 32,
+                "one: there is one query, but it has eight KV heads": 1,
+            },
+        },
+        because="With a block for each query head K goes by four times, and with one for each KV head once. But that leaves "
+        "eight blocks: of 132 SMs, 124 do nothing. Fewer bytes, and fewer hands to carry them.",
+    ),
+    Prediction(
+        name="12.2",
+        truth=lambda: {"us_8k": microseconds(TOKEN), "us_64k": microseconds(LONG)},
+        slips=lambda: {
+            "us_8k": {
+                "K alone, or elements and not bytes": microseconds(TOKEN) / 2,
+                "K and V for each query head": 4 * microseconds(TOKEN),
+                "milliseconds": microseconds(TOKEN) / 1e3,
+            },
+            "us_64k": {
+                "K alone, or elements and not bytes": microseconds(LONG) / 2,
+                "K and V for each query head": 4 * microseconds(LONG),
+                "the same as for 8k": microseconds(TOKEN),
+                "milliseconds": microseconds(LONG) / 1e3,
+            },
+        },
+        because="2 · 8 heads · 8,192 keys · 128 · 2 bytes are 33.6 MB, and the data sheet says 4.8 TB/s. Eight times the keys are "
+        "eight times the bytes.",
+    ),
+    Prediction(
+        name="12.3",
+        truth=lambda: {f"at_{chunk}": price(chunk) for chunk in (64, 512, 4096)},
+        slips=lambda: {
+            f"at_{chunk}": {
+                "written only, or in 16 bits: but the merge reads it, too, and it is float32": price(chunk) / 2,
+                "for one head: but each head of the group has a row": price(chunk) / 4,
+                "per cent: say 0.5 for a half": price(chunk) * 100,
+            }
+            for chunk in (64, 512, 4096)
+        },
+        because="A chunk of c keys has 4 · 128 · c bytes of K and V together. It leaves 130 floats for each of four heads, written "
+        "once and read once: 8 · 130 · 4. That's nearly 2 · 4 / c.",
+    ),
+)

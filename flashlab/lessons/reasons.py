@@ -155,7 +155,7 @@ def _exp(x: Array) -> Array:
 
 def _is_logarithm(name: str) -> bool:
     """A factor means nothing there."""
-    return name.endswith(" lse")
+    return name == "lse" or name.endswith(" lse")
 
 
 def _of_maxima(name: str, a: Array, e: Array, scope: Mapping[str, Array], row: int) -> Iterator[str]:
@@ -277,8 +277,11 @@ def _of_columns(name: str, a: Array, e: Array, scope: Mapping[str, Array], form:
     columns = {
         x: f.astype(np.float64) for x, f in scope.items() if x != name and f.shape == e.shape and _names(form, x)
     }
+    largest = re.search(rf"\b{re.escape(name)}\s*=\s*(block\.maximum|fmaxf)\(", form.lines)
     for x, f in columns.items():
-        if "max" in form.lines and len(columns) > 1 and np.isfinite(f).all() and same(a, f):
+        if x.startswith("exp(") and same(e, f) and same(a, f ** np.log(2)):
+            yield f"{name} is 2 to the power of {x[4:-1]}, and e belongs there"
+        if largest and len(columns) > 1 and np.isfinite(f).all() and same(a, f):
             yield f"{name} is {x} itself, and the larger of both belongs there"
         for y, less in columns.items():
             if x == y or not same(e, _exp(f - less)):

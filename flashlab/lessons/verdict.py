@@ -15,6 +15,7 @@ HEADLINES = {
     "passed": "Passed",
     "numbers": "Wrong numbers",
     "bytes": "Right numbers, wrong bytes",
+    "bits": "Right numbers, but other bits each time",
     "arithmetic": "Right numbers, but computed elsewhere",
     "unrounded": "Right numbers, but no tensor core multiplies that",
     "overwritten": "Right numbers, but from SRAM that was overwritten",

@@ -1,4 +1,4 @@
-"""What lessons 03, 04, 06 to 09 and 11 and `flashlab serve` show of docs/results, in one small file that is installed with the
+"""What lessons 03, 04, 06 to 09, 11 and 12 and `flashlab serve` show of docs/results, in one small file that is installed with the
 library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
@@ -85,6 +85,8 @@ def measured() -> dict[str, Any]:
         "fp8": {"measured": said(fp8), **{key: fp8.data[key] for key in ("accuracy", "speed")}},
         "triton": _triton(of("bench", "flash2_triton")),
         "way_back": _way_back(of("bench", "flash3_backward"), of("bench", "flash3_backward_deterministic")),
+        "decoding": _decoding(of("decoding", "flash_decoding")),
+        "rungs_of_decoding": _decoding(of("decoding", "flash_decoding_1", device="h100")),
         "reading": {device: reading(device) for device in ("h100", "h200")},
         "computing": {device: computing(device) for device in ("h100", "h200")},
     }
@@ -115,6 +117,13 @@ def _way_back(any_order: Result, one_order: Result) -> dict[str, Any]:
         "yardsticks": yardsticks,
         "rows": rows,
     }
+
+
+def _decoding(result: Result) -> dict[str, Any]:
+    """Microseconds of a token's attention, and of a kernel that only reads K and V."""
+    kept = ("batch", "heads", "kv_heads", "len_kv", "microseconds")
+    rows = [{key: row[key] for key in kept} for row in result.data["rows"]]
+    return {"measured": said(result), "rows": rows}
 
 
 def reading(device: str) -> dict[str, Any]:
@@ -166,9 +175,9 @@ def said(result: Result) -> str:
     return f"{result.content['device']['name']}, {day.day} {day:%B %Y}{older}"
 
 
-def of(kind: str, algorithm: str, condition: str | None = None) -> Result:
+def of(kind: str, algorithm: str, condition: str | None = None, *, device: str = "h200") -> Result:
     """The newest result of this kind about this algorithm."""
-    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device="h200", condition=condition)
+    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device=device, condition=condition)
     assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
     return found
 

@@ -82,6 +82,7 @@ FIRST = Algorithm(
     support=RUNG,
     about={"flash_decoding_1": WALK | END},
     follows="flash2",
+    lesson="12_one_token",
     shown=SHOWN,
 )
 SECOND = Algorithm(
@@ -107,6 +108,7 @@ SECOND = Algorithm(
         },
     },
     follows="flash_decoding_1",
+    lesson="12_one_token",
     shown=SHOWN,
 )
 ROWS = (FIRST, SECOND)

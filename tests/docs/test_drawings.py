@@ -123,6 +123,17 @@ def test_a_node_of_the_tree_merges_as_a_run_does() -> None:
             assert sorted(pairs) == sorted(at_once)
 
 
+def test_idle_sms_are_those_without_a_tile() -> None:
+    """One token has 8 blocks of all 256 tiles, or 512 of four. What is dealt out has shares that differ by a tile."""
+    figures = list(drawings.idle().figures.values())
+    assert figures[:4] == pytest.approx([256, 1 - 8 / 132, 4 * -(-512 // 132), 1 - 512 / 132 / 4])
+    tiles = [-(-length // 32) for length in drawings.RAGGED for _ in range(8)]
+    longest, share = max(tiles), -(-sum(tiles) // 132)
+    assert figures[4:] == pytest.approx(
+        [longest, 1 - sum(tiles) / (132 * longest), share, 1 - sum(tiles) / (132 * share)]
+    )
+
+
 def test_recomputation_saves_what_the_formula_says() -> None:
     peaks = [fl.count(f"{name}_backward", LONG, tile=TILE, device="h100").hbm.peak for name in ("standard", "flash2")]
     assert list(drawings.recomputed().figures.values()) == peaks

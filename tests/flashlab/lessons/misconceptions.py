@@ -127,7 +127,7 @@ MISCONCEPTIONS = [
     _row("02.2", "maximum-starts-at-0", 'block.full(tile.rows, 1, float("-inf"))', "block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0", "top is never below 0, as if the maximum had started at 0 and not at -inf"),
     _row("02.2", "forgets-to-rescale", "total * block.exp(top - new_top)", "total", "numbers", "row tile 0", "total is .* and should be"),
     _row("02.2", "rescales-upside-down", "block.exp(top - new_top)", "block.exp(new_top - top)", "numbers", "row tile 0", r"total is no number \(NaN\): -inf less -inf, a division by 0, or 0 times infinity \(is an exponent's sign right\?\)"),
-    _row("02.2", "remembers-no-maximum", "            top = new_top  # solution\n", "", "numbers", "row tile 0", "top is -inf where a row has seen no key"),
+    _row("02.2", "remembers-no-maximum", "            top = new_top  # solution\n", "", "numbers", "row tile 0", "top is -inf throughout"),
     _row("02.2", "three-passes-after-all", "total = total", "x = block.fetch(q, block.i, tile.rows, c, tile.cols); total = total",
          "bytes", "q read.*1.5 times the budget", "yours loads .* of q, 3 times in all, and the solution twice"),
     _row("02.2", "rescales-the-new-part-too", "total * block.exp(top - new_top) + block.exp(x - new_top).sum()",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -56,10 +57,10 @@ def test_a_wrong_kernel_does_not_pass(wrong: WrongAnswer, tmp_path: Path):
     path, text = tmp_path / exercise.file, exercise.solution.replace(wrong.was, wrong.becomes)
     path.write_text(text, encoding="utf-8")
     for seed in range(2):
-        launches = exercise.launches(Random(seed))
+        launches, results = exercise.launches(Random(seed)), list[dict[str, Any]]()
         for launch in launches:
-            result = kernel_child.run(path, exercise.kernel, launch, 240)
-            if not (verdict := kernels.judge(exercise, text, [launch], [result])).passed:
+            results.append(kernel_child.run(path, exercise.kernel, launch, 240))
+            if not (verdict := kernels.judge(exercise, text, launches, results)).passed:
                 break
         else:
             pytest.fail(f"passed, seed {seed}: {verdict!r}")
