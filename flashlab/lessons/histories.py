@@ -167,7 +167,7 @@ class World:
             if refused and isinstance(error, KeyError):
                 self._unchanged(kept, "it is refused, and yet")
                 return "KeyError"
-            raise Broken(f"it raises {_raised(error, self.manager)}", "crash") from error
+            raise Broken(f"it raises {raised(error, self.manager)}", "crash") from error
         if refused:
             raise Broken(f"{refused}: a KeyError belongs here, and it returns {answer!r}")
         self._answered(operation, answer, room)
@@ -259,7 +259,7 @@ class World:
                     raise Broken(f"token {n} of {name} isn't in block {block}, where {name}'s table has it")
 
     def _of_blocks(self) -> Iterator[str]:
-        """Who has which block? Tables, counts and the free list have to agree."""
+        """Which request has which block? Tables, counts and the free list have to agree."""
         tables, refs, free, blocks = (
             self.manager.tables,
             self.manager.refs,
@@ -293,7 +293,7 @@ def _are_pairs(answer: Any) -> bool:
     return isinstance(answer, list) and all(isinstance(x, tuple) and len(x) == 2 for x in answer)
 
 
-def _raised(error: Exception, manager: Any) -> str:
+def raised(error: Exception, manager: Any) -> str:
     """An exception in words, with the line of the manager's own text that it came from."""
     own = manager if isinstance(manager, type) else type(manager)
     file = next((x.__code__.co_filename for x in vars(own).values() if hasattr(x, "__code__")), "")
@@ -339,7 +339,7 @@ def replay(manager: Callable[..., Any], pool: Pool, history: Sequence[Operation]
     try:
         world = World(manager(*pool), Model(pool, copying))
     except Exception as error:
-        message = f"{manager.__name__}({pool.blocks}, {pool.size}) raises {_raised(error, manager)}"
+        message = f"{manager.__name__}({pool.blocks}, {pool.size}) raises {raised(error, manager)}"
         return Failure(pool, list(history[:1]), [], "crash", message)
     for n, operation in enumerate(history):
         try:
