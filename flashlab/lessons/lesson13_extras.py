@@ -117,8 +117,6 @@ def _found_wrongly(tokens: tuple[int, ...], answer: Any, due: dict[tuple[int, ..
     """What is wrong with the blocks that were found, or ""."""
     if not isinstance(answer, list):
         return f"it returns {answer!r}, and a list of blocks belongs here"
-    if len(answer) * SIZE >= len(tokens):
-        return f"it finds {len(answer) * SIZE} tokens of {len(tokens)}: the last one has to be computed for an answer"
     for i, block in enumerate(answer):
         prefix = tokens[: (i + 1) * SIZE]
         if block not in holds:
@@ -126,6 +124,8 @@ def _found_wrongly(tokens: tuple[int, ...], answer: Any, due: dict[tuple[int, ..
         if holds[block] != prefix:
             what = f"which holds the end of {list(holds[block])}, for {list(prefix)}"
             return f"it finds block {block}, {what}: somebody else's prompt"
+    if len(answer) * SIZE >= len(tokens):
+        return f"it finds {len(answer) * SIZE} tokens of {len(tokens)}: the last one has to be computed for an answer"
     right = list[int]()
     for i in range((len(tokens) - 1) // SIZE):
         if tokens[: (i + 1) * SIZE] not in due:

@@ -17,6 +17,8 @@ _METHODS = {"allocate_slots": ("request", "n"), "fork": ("parent", "child"), "fr
 
 def _failed(failure: Failure) -> Found:
     """The shortest history that breaks a manager."""
+    if not failure.history:
+        return Found(failure.kind, failure.message, "__init__", tuple(failure.told))
     call, pool, n = failure.history[-1], failure.pool, len(failure.history)
     blocks = f"{pool.blocks} block{'s' * (pool.blocks != 1)} of {pool.size} token{'s' * (pool.size != 1)}"
     head = f"{call}: {failure.message} (operation {n} of the shortest history that was found, on {blocks})"

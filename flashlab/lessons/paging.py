@@ -82,9 +82,9 @@ def copied() -> Drawing:
     manager.fork(parent, child)
     shown("b is forked: every page is shared", 90)
     manager.allocate_slots(child, 1)
-    (copy,) = manager.take_copies()
+    copies = manager.take_copies()
     manager.commit(child)
-    shown("b writes a token", 160, copy)
+    shown("b writes a token", 160, copies[0])
     shapes += legend(16, 258, {"both": PINK, "a alone": BLUE, "b alone": ORANGE, "free": GREY})
-    figures["copied"] = 1
+    figures["copied"] = len(copies)
     return Drawing("A page that is shared, then copied", 272, shapes, figures)

@@ -7,7 +7,10 @@ that the message has to name. All were written before the checks were tuned.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+import flashlab.lessons
 
 
 class Misconception(NamedTuple):
@@ -26,6 +29,12 @@ _COUNTS_MORE = "            self.refs[block] += 1  # solution\n"
 _FREES = (
     "            if self.refs[block] == 0:  # solution\n                self.free_blocks.append(block)  # solution\n"
 )
+
+_CACHE = (Path(flashlab.lessons.__file__).parent / "solutions" / "13_5.py").read_text(encoding="utf-8")
+_BOTH_LOOPS = _CACHE[
+    _CACHE.index("for i in range(len(") : _CACHE.index(":  # solution", _CACHE.index("for i in range((len("))
+]
+"""From the loop of `enter` to that of `find`."""
 
 _ROWS = [
     ("13.2", "frees-what-others-have", _FREES, "            self.free_blocks.append(block)\n", "history", "free", r"block \d+ is free, and \w has it", ("a block is freed that others own", "evictable twice: a hit stays on the free list")),
@@ -81,6 +90,7 @@ _ROWS = [
     ("13.5", "its-own-tokens-alone-are-compared", "if held != tuple(tokens[:end])", "if held is None or held[-self.block_size :] != tuple(tokens[end - self.block_size : end])", "history", "find", r"it finds block \d+, which holds the end of .*: somebody else's prompt", ("requests of other adapters share",)),
     ("13.5", "what-comes-before-is-left-out", "parent = self.digest(parent, tuple(tokens[end - self.block_size : end]))  # solution\n            block, held = self.entries.get(parent, (None, None))  # solution\n            if held != tuple(tokens[:end])", "parent = self.digest(None, tuple(tokens[end - self.block_size : end]))\n            block, held = self.entries.get(parent, (None, None))\n            if held is None", "history", "find", r"it finds block \d+, which holds the end of .*: somebody else's prompt", ("the digest leaves out what comes before",)),
     ("13.5", "a-hit-of-the-whole-prompt", "range((len(tokens) - 1) // self.block_size)", "range(len(tokens) // self.block_size)", "history", "find", r"it finds \d+ tokens of \d+: the last one has to be computed", ("a hit of the whole prompt",)),
+    ("13.5", "a-block-that-isn-t-full", _BOTH_LOOPS, _BOTH_LOOPS.replace("(len(tokens) // self.block_size)", "(-(-len(tokens) // self.block_size))").replace("((len(tokens) - 1) // self.block_size)", "(-(-len(tokens) // self.block_size))"), "history", "find", r"it finds block \d+, which nobody may find: it was given away, or isn't full"),
     ("13.5", "nothing-is-forgotten", "self.entries = {digest: entry for digest, entry in self.entries.items() if entry[0] != block}  # solution", "pass", "history", "find", r"it finds block \d+, which nobody may find: it was given away", ("a phantom hit after everything was evicted", "an evicted block keeps what it held")),
     ("13.5", "forgets-everything", "{digest: entry for digest, entry in self.entries.items() if entry[0] != block}", "{}", "history", "find", r"it returns \[\], and \[\d+.*\] are there"),
     ("13.5", "goes-on-behind-a-gap", "                break  # solution", "                continue", "history", "find", r"which holds the end of .*: somebody else's prompt|it returns .*, and .* are there"),

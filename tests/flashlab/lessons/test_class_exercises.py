@@ -140,6 +140,67 @@ def test_the_mistakes_have_each_bug_of_serving_that_these_managers_can_have():
     assert not set(taught) & set(left_out)
 
 
+ANOTHER = """
+from collections import Counter
+
+class Mine:
+    def __init__(self, num_blocks, block_size):
+        self.size, self.tables, self.lengths = block_size, {}, {}
+        self.refs, self.free_blocks = Counter(), set(range(num_blocks))
+
+    def allocate_slots(self, request, n):
+        table = self.tables.get(request, ())
+        length = self.lengths.get(request, 0) + n
+        needed = (length + self.size - 1) // self.size
+        if needed - len(table) > len(self.free_blocks):
+            return False
+        while len(table) < needed:
+            block = min(self.free_blocks)
+            self.free_blocks.discard(block)
+            self.refs[block] += 1
+            table += (block,)
+        self.tables[request], self.lengths[request] = table, length
+        return True
+
+    def fork(self, parent, child):
+        if child in self.tables:
+            raise KeyError(child)
+        full = self.lengths[parent] // self.size
+        self.tables[child] = self.tables[parent][:full]
+        self.refs.update(self.tables[child])
+        self.lengths[child] = full * self.size
+        return self.lengths[child]
+
+    def free(self, request):
+        self.lengths.pop(request)
+        self.refs.subtract(table := self.tables.pop(request))
+        self.free_blocks |= {block for block in table if not self.refs[block]}
+"""
+"""A right manager in another form: tuples, a counter and a set."""
+
+
+@pytest.mark.usefixtures("without_child")
+def test_another_right_manager_passes_and_what_it_forgets_is_told():
+    assert fl.check(class_of(ANOTHER), exercise="13.2").passed
+    for was, becomes, kind, step, says in (
+        ("self.refs.update(self.tables[child])", "pass", "history", "fork", "and 2 tables have block"),
+        ("if not self.refs[block]}", "}", "history", "free", "is free, and b has it"),
+        ("self.free_blocks.discard(block)", "pass", "history", "allocate_slots", "is free, and a has it"),
+        ("self.lengths.pop(request)", "pass", "history", "free", "a is over, and lengths still has it"),
+        ("self.refs, self", "self.counts, self", "history", "__init__", "Mine has no attribute refs"),
+        (
+            "self.size, self.tables, self.lengths = block_size, {}, {}",
+            "1 / 0",
+            "crash",
+            "__init__",
+            "raises ZeroDivisionError",
+        ),
+    ):
+        assert was in ANOTHER
+        verdict = fl.check(class_of(ANOTHER.replace(was, becomes)), exercise="13.2")
+        assert (verdict.kind, verdict.step) == (kind, step) and says in verdict.message, repr(verdict)
+
+
 # -- histories ----------------------------------------------------------------------------------------------------
 
 
