@@ -28,6 +28,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 OUTPUTS = ROOT / "notebooks" / "outputs"
 PLAYERS = {path.stem: path.read_text(encoding="utf-8").count('"step_through(') for path in NOTEBOOKS}
 RACES = {path.stem: path.read_text(encoding="utf-8").count('"race(') for path in NOTEBOOKS}
+WATCHED = {path.stem: path.read_text(encoding="utf-8").count('"watch(') for path in NOTEBOOKS}
+"""Of the players that are no picture where a page is made: they take the place of lines."""
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 
 LOCAL = ("file:", "about:", "data:")
@@ -238,7 +240,7 @@ def test_the_reference_has_every_public_name(site: Path):
 def test_a_lesson_has_its_players_and_tables(name: str, site: Path):
     path = site / "lessons" / f"{name}.html"
     text, page = path.read_text(encoding="utf-8"), Page(path)
-    assert len(page.frames) == PLAYERS[name] + RACES[name]
+    assert len(page.frames) == PLAYERS[name] + RACES[name] + WATCHED[name]
     assert all(len(frame) <= 300_000 for frame in page.frames)
     assert "there is a player here" not in text
     figures = (OUTPUTS / f"{name}.ipynb").read_text(encoding="utf-8").count('"image/svg+xml"')
@@ -293,7 +295,7 @@ def _listed(found: Any) -> list[int]:
 def test_lessons_without_kernels_lead_to_the_browser(site: Path):
     for path in NOTEBOOKS:
         text = (site / "lessons" / f"{path.stem}.html").read_text(encoding="utf-8")
-        runs = path.name[:2] in ("00", "01", "02", "03", "04", "11", "12")
+        runs = path.name[:2] in ("00", "01", "02", "03", "04", "11", "12", "13")
         assert (f'href="../lite/lab/index.html?path={path.name}"' in text) == runs, path.name
 
 

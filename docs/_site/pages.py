@@ -28,14 +28,15 @@ from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, schemas
 from docs._site.release import stated
 from flashlab import Player
+from flashlab.lessons.lesson13_watch import Watched
 from flashlab.lessons.race import Race, style
 from flashlab.lessons.show import TABLE, Shown
 from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, OUTPUTS, RESULTS = ROOT / "notebooks", ROOT / "notebooks" / "outputs", ROOT / results.FOLDER
-IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[12]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
-"""Lessons that a browser's Python can run. From 05 on they compile kernels, and 11 and 12 do so in their last exercises only."""
+IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[1-3]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
+"""Lessons that a browser's Python can run. From 05 on they compile kernels, and 11 to 13 do so in single exercises only."""
 
 
 def write(docs: Path, *, few: bool = False) -> None:
@@ -83,8 +84,8 @@ def lessons_page() -> str:
     return (
         "# Lessons: attention, from memory to Hopper\n\n"
         "You predict each result, run it, and count it. Each lesson has exercises whose answers are judged, with the step that "
-        "went wrong named. None needs a GPU. Lessons 05 to 07 and 10 to 12 need a C++ compiler. In a checkout `make lab` opens "
-        "them, and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 also run in the browser, and 11 and 12 "
+        "went wrong named. None needs a GPU. Lessons 05 to 07 and 10 to 13 need a C++ compiler. In a checkout `make lab` opens "
+        "them, and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 also run in the browser, and 11 to 13 "
         "but for their CUDA.\n\n"
         f"{results.markdown_table(('lesson', 'reading', 'exercises'), rows)}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
@@ -104,7 +105,7 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
             continue
         if imports_only(this.source):
             exec(compile(this.source, path.name, "exec"), names)
-        elif re.search(r"(?m)^race\(", this.source):
+        elif re.search(r"(?m)^(race|watch)\(", this.source):
             this["outputs"] = [new_output("display_data", {"text/html": played(this.source, names, path.name).frame()})]
         elif "step_through(" in this.source:
             shown += 1
@@ -160,8 +161,8 @@ def imports_only(source: str) -> bool:
     return bool(body) and all(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
 
 
-def played(source: str, names: Mapping[str, Any], file: str) -> Player | Race:
-    """What a cell that ends in `step_through(…)` or `race(…)` shows in Jupyter."""
+def played(source: str, names: Mapping[str, Any], file: str) -> Player | Race | Watched:
+    """What a cell that ends in `step_through(…)`, `race(…)` or `watch(…)` shows in Jupyter."""
     *body, last = ast.parse(source).body
     if not isinstance(last, ast.Expr):
         raise ValueError(f"{file}: a cell with a player must end in step_through(…)")

@@ -194,7 +194,7 @@ def wants(release: Release) -> str:
     pip = {extra: f"`{release.pip(extra)}`" for extra in ("", "lab", "gpu", "gpu-cuda13")}
     rows = [
         ["to count, simulate, verify, sweep", pip[""], ""],
-        ["the lessons, which `flashlab lessons` then opens", pip["lab"], "g++ for lessons 05 to 07 and 10 to 12"],
+        ["the lessons, which `flashlab lessons` then opens", pip["lab"], "g++ for lessons 05 to 07 and 10 to 13"],
         ["the emulator", pip[""], "g++ or clang++"],
         ["kernels on a GPU", f"{pip['gpu']} (CUDA 12), {pip['gpu-cuda13']} (CUDA 13)", "NVIDIA's driver, no toolkit"],
         ["`flashlab counters`", "", "Nsight Compute (`ncu`), and leave to read counters"],

@@ -26,6 +26,7 @@ from flashlab.lessons import (
     lesson12,
     lesson12_kernels,
     lesson13,
+    lesson13_extras,
     lesson13_kernels,
     lesson13_managers,
 )
@@ -48,13 +49,16 @@ LESSONS = {
     "10": "An empty page",
     "11": "The way back",
     "12": "One token at a time",
+    "13": "Pages and a server's day",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
 """Those whose answer is a `.cu` file."""
 TRITON_EXERCISES = {exercise.name: exercise for exercise in lesson06_triton.EXERCISES}
 """Those whose answer is a `.py` file, with a kernel in Triton."""
-CLASS_EXERCISES = {exercise.name: exercise for exercise in lesson13_managers.EXERCISES}
+CLASS_EXERCISES = {
+    exercise.name: exercise for module in (lesson13_managers, lesson13_extras) for exercise in module.EXERCISES
+}
 """Those whose answer is a class."""
 PREDICTIONS = {
     prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
@@ -83,3 +87,17 @@ def solution(name: str) -> Program:
     names: dict[str, Any] = {"fl": import_module("flashlab"), "np": numpy}
     exec(compile(text, file, "exec"), names)
     return next(thing for thing in names.values() if isinstance(thing, Program))
+
+
+def class_solution(name: str) -> Any:
+    """The class of an exercise's solution.
+
+    >>> manager = class_solution("13.2")(num_blocks=4, block_size=2)
+    >>> manager.allocate_slots("a", 3), manager.tables
+    (True, {'a': [3, 2]})
+    """
+    names: dict[str, Any] = {"__name__": __name__}
+    text, file = CLASS_EXERCISES[name].solution, f"<solution {name}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    exec(compile(text, file, "exec"), names)
+    return next(thing for thing in reversed(names.values()) if callable(thing))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
+from flashlab.lessons.paging import copied, pages
 from flashlab.lessons.pipelines import cp_async, ping_pong, tma
 from flashlab.views.palette import LIGHT
 from simulator import CATALOGUE, DEVICES, Problem, count, random_inputs, simulate
@@ -378,7 +379,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     draw.__name__: draw
     for draw in (
         memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, token, tree, idle, recomputed, swapped,
-        unstored,
+        unstored, pages, copied,
     )
 }  # fmt: skip
 """The drawings by name, in the order of docs/in-pictures.md."""

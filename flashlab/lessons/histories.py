@@ -167,7 +167,7 @@ class World:
             if refused and isinstance(error, KeyError):
                 self._unchanged(kept, "it is refused, and yet")
                 return "KeyError"
-            raise Broken(f"it raises {_raised(error, self.manager)}", "crash") from error
+            raise Broken(f"it raises {raised(error, self.manager)}", "crash") from error
         if refused:
             raise Broken(f"{refused}: a KeyError belongs here, and it returns {answer!r}")
         self._answered(operation, answer, room)
@@ -225,7 +225,7 @@ class World:
                     yield f"{what} has no {name}"
         for name, tokens in due.items():
             for other in due:
-                if other > name and tables[name] is tables[other]:
+                if other > name and isinstance(tables[name], list) and tables[name] is tables[other]:
                     yield f"{name} and {other} have one and the same list: what the one appends, the other has, too"
             if lengths[name] != len(tokens):
                 yield f"lengths[{name!r}] is {lengths[name]}, and {name} has {_tokens(len(tokens))}"
@@ -259,7 +259,7 @@ class World:
                     raise Broken(f"token {n} of {name} isn't in block {block}, where {name}'s table has it")
 
     def _of_blocks(self) -> Iterator[str]:
-        """Who has which block? Tables, counts and the free list have to agree."""
+        """Which request has which block? Tables, counts and the free list have to agree."""
         tables, refs, free, blocks = (
             self.manager.tables,
             self.manager.refs,
@@ -293,7 +293,7 @@ def _are_pairs(answer: Any) -> bool:
     return isinstance(answer, list) and all(isinstance(x, tuple) and len(x) == 2 for x in answer)
 
 
-def _raised(error: Exception, manager: Any) -> str:
+def raised(error: Exception, manager: Any) -> str:
     """An exception in words, with the line of the manager's own text that it came from."""
     own = manager if isinstance(manager, type) else type(manager)
     file = next((x.__code__.co_filename for x in vars(own).values() if hasattr(x, "__code__")), "")
@@ -316,7 +316,10 @@ def _blocks(n: int) -> str:
 
 
 class Failure(NamedTuple):
-    """A history that breaks a manager. Its last operation is the one that does; `answers` are of those before."""
+    """A history that breaks a manager. Its last operation is the one that does; `answers` are of those before.
+
+    It is empty if the manager can't even be made.
+    """
 
     pool: Pool
     history: list[Operation]
@@ -327,6 +330,8 @@ class Failure(NamedTuple):
     @property
     def told(self) -> list[str]:
         """A line for each operation."""
+        if not self.history:
+            return [f"✘ {self.message}"]
         lines = [
             f"{n}  {x} → {answer}" for n, (x, answer) in enumerate(zip(self.history, self.answers, strict=False), 1)
         ]
@@ -339,8 +344,13 @@ def replay(manager: Callable[..., Any], pool: Pool, history: Sequence[Operation]
     try:
         world = World(manager(*pool), Model(pool, copying))
     except Exception as error:
-        message = f"{manager.__name__}({pool.blocks}, {pool.size}) raises {_raised(error, manager)}"
-        return Failure(pool, list(history[:1]), [], "crash", message)
+        message = f"{manager.__name__}({pool.blocks}, {pool.size}) raises {raised(error, manager)}"
+        return Failure(pool, [], [], "crash", message)
+    if missing := [name for name in _ATTRIBUTES if not hasattr(world.manager, name)]:
+        message = (
+            f"{manager.__name__} has no attribute {missing[0]}: tables, lengths, refs and free_blocks are looked at"
+        )
+        return Failure(pool, [], [], "history", message)
     for n, operation in enumerate(history):
         try:
             answers.append(world.do(operation))

@@ -104,7 +104,7 @@ EXERCISES = (
             "out": "Each row is stored once.",
             "sectors": "All lanes copy one row together: 32 neighbours are 4 sectors.",
         },
-        afterwards="Next: paged_1.cu looks up its pages just so, some tiles ahead, and copies to shared memory in place of out. With "
+        afterwards="Next: paged_1.cu looks up its pages just so, some tiles ahead, and copies to shared memory. With "
         "many pages `from * D` leaves 32 bits behind: there it is a long long.",
     ),
 )

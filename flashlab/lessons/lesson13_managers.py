@@ -17,6 +17,8 @@ _METHODS = {"allocate_slots": ("request", "n"), "fork": ("parent", "child"), "fr
 
 def _failed(failure: Failure) -> Found:
     """The shortest history that breaks a manager."""
+    if not failure.history:
+        return Found(failure.kind, failure.message, "__init__", tuple(failure.told))
     call, pool, n = failure.history[-1], failure.pool, len(failure.history)
     blocks = f"{pool.blocks} block{'s' * (pool.blocks != 1)} of {pool.size} token{'s' * (pool.size != 1)}"
     head = f"{call}: {failure.message} (operation {n} of the shortest history that was found, on {blocks})"
@@ -52,8 +54,8 @@ EXERCISES = (
         task="Three verbs. `allocate_slots` gives a request room for its next tokens, or says no and changes nothing. `fork` lets "
         "a new request begin as another one does: full blocks are shared, and the rest it will compute for itself. `free` takes a "
         "request's blocks back, but not those that others have. Nothing is lost, nothing is given twice, and freeing twice is an "
-        "error. Four attributes say who has what. Keep them true: the check looks at them after each of 10,000 calls, and shows "
-        "the shortest history that breaks your manager.",
+        "error. Four attributes say which request has what. Keep them true: the check looks at them after each of 10,000 calls, "
+        "and shows the shortest history that breaks your manager.",
         methods=_METHODS,
         judge=_manager,
         hints=(
@@ -74,13 +76,13 @@ EXERCISES = (
         name="13.3",
         title="Copy-on-write",
         task="Now a fork shares *all* blocks, the one that isn't full as well. That costs nothing, until one of them writes. "
-        "A token must never be written into a block that somebody else has, too: whoever writes first gets a copy of it, and "
-        "leaves the old one to the others. `allocate_slots` returns the copies that have to be made, as pairs (from, to). The "
+        "A token must never be written into a block that another request has, too: the one that writes first gets a copy of it, "
+        "and leaves the old one to the others. `allocate_slots` returns the copies that have to be made, as pairs (from, to). The "
         "budget is the least that can be copied: at most one block for each call, and none where nobody else is left.",
         methods=_METHODS,
         judge=_copier,
         hints=(
-            "Only one block of a table can be written: the last one, if it isn't full. Is it? And who else has it?",
+            "Only one block of a table can be written: the last one, if it isn't full. Is it? And does another request have it?",
             "A copy needs a block, so it belongs to what has to be free before anything is taken.",
             "The old block loses one owner. The copy takes its place in the table: at the end, before the other new blocks.",
         ),

@@ -22,6 +22,7 @@ HEADLINES = {
     "repeated": "Right numbers, but each warp does all the work",
     "registers": "Right numbers, but more registers than there are",
     "history": "A history that breaks it",
+    "starved": "Somebody starves",
     "asked": "Right numbers, but not what the exercise asks",
     "sectors": "Right bytes, too many sectors",
     "instructions": "Right bytes, too many instructions",

@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ MOST_CHANGES = 300_000
 _ASSETS = Path(__file__).resolve().parent / "assets"
 
 
-def page(day: Day) -> str:
+def page(day: Day, said: Sequence[str] = ()) -> str:
     """The page as text. Nothing that a trace says can become markup.
 
-    Raises `UsageError` for a day whose changes weren't kept, and for a pool of more pages than can be shown.
+    `said` has a sentence for each step, where steps are calls of a manager and take no time. Raises `UsageError` for a day whose
+    changes weren't kept, and for a pool of more pages than can be shown.
 
     >>> from flashlab.serve.blocks import KVCacheManager
     >>> from flashlab.serve.costs import Costs, Model
@@ -43,6 +45,7 @@ def page(day: Day) -> str:
     if day.num_blocks > MOST_BLOCKS:
         raise UsageError("num_blocks", day.num_blocks, f"at most {MOST_BLOCKS:,} pages, to be shown")
     steps, changes = list[dict[str, Any]](), 0
+    sentences = iter(said)
     for step in day.steps:
         changes += len(step.changes)
         if changes > MOST_CHANGES:
@@ -63,24 +66,28 @@ def page(day: Day) -> str:
             "changes": [n for change in step.changes for n in change],
             "parts": [n for part in step.parts for n in part],
         }
-        steps.append({name: getattr(step, name) for name in names} | flat)
+        steps.append({name: getattr(step, name) for name in names} | flat | ({"said": next(sentences)} if said else {}))
     most = max(range(len(steps)), key=lambda i: steps[i]["tables"] - steps[i]["blocks"])
     data = {
         "blocks": day.num_blocks,
         "requests": [{"seconds": one.seconds} for one in day.requests],
         "steps": steps,
-        "opens": most,  # where most is shared
+        "opens": 0 if said else most,  # where most is shared
     }
     cut = f" The first {len(steps):,} of {len(day.steps):,} steps are here." if len(steps) < len(day.steps) else ""
     about = (
         f"{len(day.requests):,} requests, {len(day.steps):,} steps, {day.num_blocks - 1:,} pages of {day.block_size} tokens, "
         f"{day.policy}, {day.backend}.{cut}"
     )
+    if said:
+        about = f"{len(day.steps):,} calls, {day.num_blocks - 1:,} pages of {day.block_size} tokens."
     m = day.model
     model = (
         f"Times are predicted: {m.layers} layers of attention with {m.heads} heads ({m.kv_heads} of K and V) × {m.head_dim}, "
         f"{m.dtype}{f', and {m.weights:,} bytes of weights' if m.weights else ''}; bytes over the rate in {day.source}."
     )
+    if said:
+        model = "Each step is a call of the manager."
     script, colours = (
         _asset("pages.js"),
         {"light": palette.variables(palette.LIGHT), "dark": palette.variables(palette.DARK)},

@@ -34,7 +34,8 @@ sys.path.insert(0, str(ROOT))
 
 from docs._site import release  # noqa: E402
 from flashlab.base.files import replace_file  # noqa: E402
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES  # noqa: E402
+from flashlab.lessons.catalogue import CLASS_EXERCISES, EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES  # noqa: E402
+from flashlab.lessons.class_exercise import ClassExercise  # noqa: E402
 from flashlab.lessons.exercise import Exercise  # noqa: E402
 from flashlab.lessons.kernel_exercise import KernelExercise  # noqa: E402
 from flashlab.lessons.show import TABLE  # noqa: E402
@@ -80,21 +81,21 @@ def markdown(text: str) -> Iterator[NotebookNode]:
     """Markdown, with exercises in the place of their marks."""
     for n, part in enumerate(EXERCISE.split(text)):
         if n % 2:
-            files = KERNEL_EXERCISES | TRITON_EXERCISES
-            yield from exercise(EXERCISES[part]) if part in EXERCISES else kernel_exercise(files[part])
+            cells, files = EXERCISES | CLASS_EXERCISES, KERNEL_EXERCISES | TRITON_EXERCISES
+            yield from exercise(cells[part]) if part in cells else kernel_exercise(files[part])
         elif part.strip():
             yield new_markdown_cell(part.strip())
 
 
-def exercise(this: Exercise) -> Iterator[NotebookNode]:
+def exercise(this: Exercise | ClassExercise) -> Iterator[NotebookNode]:
     """Task, skeleton with its check, and folded: hints one by one, the solution."""
     yield posed(this)
-    name = re.search(r"(?m)^@fl\.program.*\ndef (\w+)", this.skeleton)[1]
+    name = re.search(r"(?m)^(?:@fl\.program.*\ndef|class) (\w+)", this.skeleton)[1]
     yield new_code_cell(f'{this.skeleton}\n\nfl.check({name}, exercise="{this.name}")')
     yield hints(this.hints, f"```python\n{this.solution}```")
 
 
-def posed(this: Exercise | KernelExercise) -> NotebookNode:
+def posed(this: Exercise | KernelExercise | ClassExercise) -> NotebookNode:
     """An exercise's title and task."""
     extra = " (extra)" if this.extra else ""
     return new_markdown_cell(f"### Exercise {this.name}{extra}: {this.title}\n\n{this.task}")

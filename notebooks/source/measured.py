@@ -1,4 +1,4 @@
-"""What lessons 03, 04, 06 to 09, 11 and 12 and `flashlab serve` show of docs/results, in one small file that is installed with the
+"""What lessons 03, 04, 06 to 09, 11 to 13 and `flashlab serve` show of docs/results, in one small file that is installed with the
 library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
@@ -85,8 +85,11 @@ def measured() -> dict[str, Any]:
         "fp8": {"measured": said(fp8), **{key: fp8.data[key] for key in ("accuracy", "speed")}},
         "triton": _triton(of("bench", "flash2_triton")),
         "way_back": _way_back(of("bench", "flash3_backward"), of("bench", "flash3_backward_deterministic")),
-        "decoding": _decoding(of("decoding", "flash_decoding")),
-        "rungs_of_decoding": _decoding(of("decoding", "flash_decoding_1", device="h100")),
+        "decoding": _decoding("flash_decoding", "h200"),
+        "rungs_of_decoding": _decoding("flash_decoding_1"),
+        "pages": _decoding("paged_1"),
+        "cascade": _decoding("cascade"),
+        "served": _served(),
         "reading": {device: reading(device) for device in ("h100", "h200")},
         "computing": {device: computing(device) for device in ("h100", "h200")},
     }
@@ -119,11 +122,25 @@ def _way_back(any_order: Result, one_order: Result) -> dict[str, Any]:
     }
 
 
-def _decoding(result: Result) -> dict[str, Any]:
-    """Microseconds of a token's attention, and of a kernel that only reads K and V."""
-    kept = ("batch", "heads", "kv_heads", "len_kv", "microseconds")
-    rows = [{key: row[key] for key in kept} for row in result.data["rows"]]
-    return {"measured": said(result), "rows": rows}
+def _decoding(algorithm: str, device: str = "h100") -> dict[str, Any]:
+    """Microseconds of problems of decoding, and of a kernel that only reads K and V."""
+    found = of("decoding", algorithm, device=device)
+    kept = ("batch", "heads", "kv_heads", "len_kv", "len_prefix", "nbytes", "microseconds")
+    return {"measured": said(found), "rows": [{key: row[key] for key in kept} for row in found.data["rows"]]}
+
+
+def _served() -> dict[str, Any]:
+    """Of servers' days: the used share of what is handed out, what sharing saves, and a day with prefixes and without."""
+    found = results.latest("serve", ROOT / results.FOLDER)
+    assert found is not None
+    kept = ("caching", "requests", "prompt_tokens", "reused", "steps")
+    days = [row for row in found.data["days"] if row["trace"] == "conversation_trace.jsonl"]
+    return {
+        "measured": f"a replay on a CPU, {_day(found)}",
+        "shares": found.data["shares"],
+        "sharing": found.data["sharing"],
+        "found": [{key: row[key] for key in kept} for row in days],
+    }
 
 
 def reading(device: str) -> dict[str, Any]:
@@ -171,11 +188,15 @@ def _rates(rows: Any) -> dict[str, Any]:
 def said(result: Result) -> str:
     """Where and when a result was measured, and which kernels have changed since."""
     older = f"; changed since: {', '.join(result.older)}" if result.older else ""
+    return f"{result.content['device']['name']}, {_day(result)}{older}"
+
+
+def _day(result: Result) -> str:
     day = datetime.fromisoformat(result.content["date"])
-    return f"{result.content['device']['name']}, {day.day} {day:%B %Y}{older}"
+    return f"{day.day} {day:%B %Y}"
 
 
-def of(kind: str, algorithm: str, condition: str | None = None, *, device: str = "h200") -> Result:
+def of(kind: str, algorithm: str, condition: str | None = None, device: str = "h200") -> Result:
     """The newest result of this kind about this algorithm."""
     found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device=device, condition=condition)
     assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"

@@ -112,4 +112,5 @@ ROW = Algorithm(
     ),
     about=ABOUT,
     follows="flash_decoding",
+    lesson="13_pages",
 )

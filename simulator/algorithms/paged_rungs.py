@@ -54,6 +54,7 @@ FIRST = Algorithm(
     ),
     about=ABOUT,
     follows="flash_decoding_1",
+    lesson="13_pages",
     shown={"batch": 2, "heads": 8, "kv_heads": 2, "lengths": [(1, 200), (1, 70)], "page_size": 16, "pages": 22},
 )
 ROWS = (FIRST,)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from docs._site.drawings import PICTURES, drawn
-from flashlab.lessons import drawings, pipelines, show
+from flashlab.lessons import drawings, paging, pipelines, show
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, ORANGE, PINK, WIDTH, Drawing
 from flashlab.lessons.drawings import DECODE, DRAWINGS, LONG, SHORTER, SMALL, TILE, bars, holder
 from flashlab.lessons.pipelines import LEFT, READ, TILES, Chart
@@ -262,6 +262,17 @@ def test_a_bar_is_as_long_as_its_time() -> None:
         tiles = sum(event.name == copy for event in events)
         firsts = [pipelines.used(events, product, n, tiles)[0] for n in range(tiles)]
         assert firsts == sorted(firsts)
+
+
+def test_pages_are_those_of_the_manager() -> None:
+    """Three requests grow by nine tokens each. After a fork all pages are shared, and a token more takes one."""
+    prompts = (9, 4, 6)
+    tokens, taken, wasted = paging.pages().figures.values()
+    assert tokens == sum(prompts) + 9 * len(prompts)
+    assert (taken, wasted) == (sum(-(-(n + 9) // 4) for n in prompts), 4 * taken - tokens)
+    drawing = paging.copied()
+    assert list(drawing.figures.values()) == [3, 3, 4, 1]
+    assert [len(filled(drawing, fill)) for fill in (PINK, BLUE, ORANGE)] == [3 + 2, 3 + 1, 1]
 
 
 def test_words_stay_inside() -> None:

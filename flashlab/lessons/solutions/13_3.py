@@ -1,5 +1,5 @@
 class MyCopier:
-    """A manager as in 13.2, whose forks share all blocks. Whoever writes first into a shared block gets a copy of it."""
+    """A manager as in 13.2, whose forks share all blocks. The first request that writes into a shared block gets a copy of it."""
 
     def __init__(self, num_blocks, block_size):
         self.block_size = block_size

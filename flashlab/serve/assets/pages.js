@@ -125,23 +125,24 @@
     day.requests.forEach((request, number) => {
       if (request.seconds > step.begin) return;
       const computing = new_.has(number), over = lastStep.get(number) < at;
-      const state = computing ? (new_.get(number) > 1 ? "reads its prompt" : "answers") : over ? "answered" : firstStep.get(number) < at ? "waits: preempted" : "waits";
+      const tokens = new_.get(number);
+      const state = computing ? (tokens > 1 ? "reads its prompt" : tokens ? "answers" : "rests") : over ? "answered" : firstStep.get(number) < at ? "waits: preempted" : "waits";
       const { line, parts } = lineOf(number);
       line.className = computing ? "working" : "idle";
       parts[0].textContent = state;
       parts[1].textContent = held.get(number) || "–";
-      parts[2].textContent = computing ? `+${new_.get(number)}` : "";
+      parts[2].textContent = tokens ? `+${tokens}` : "";
       shown.push([over ? 2 : computing ? 0 : 1, number, line]);
     });
     shown.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
     body.replaceChildren(...shown.slice(0, 200).map((each) => each[2]));
     const prompts = [...new_.values()].filter((n) => n > 1).length;
-    get("said").textContent =
+    get("said").textContent = step.said || (
       `${plural(new_.size, "request")} ${new_.size === 1 ? "computes" : "compute"} ${plural(step.tokens, "token")}: ${plural(prompts, "prompt")} or parts of one, and ${plural(new_.size - prompts, "answer")}.` +
       (step.preempted ? ` No page was left: ${plural(step.preempted, "request")} had to give its pages back.` : "") +
-      (step.waiting ? ` ${plural(step.waiting, "request")} ${step.waiting === 1 ? "waits" : "wait"}.` : "");
-    get("facts").textContent =
-      `It begins at ${time(step.begin)} and takes ${time(step.seconds)} by prediction: ${plural(step.launches, "launch").replace("launchs", "launches")}, ${nbytes(step.nbytes)} of HBM. ` +
+      (step.waiting ? ` ${plural(step.waiting, "request")} ${step.waiting === 1 ? "waits" : "wait"}.` : ""));
+    get("facts").textContent = (step.said ? "" :
+      `It begins at ${time(step.begin)} and takes ${time(step.seconds)} by prediction: ${plural(step.launches, "launch").replace("launchs", "launches")}, ${nbytes(step.nbytes)} of HBM. `) +
       `${plural(step.blocks, "page")} in use, ${plural(step.tables - step.blocks, "page")} saved by sharing, ${plural(step.wasted, "row")} without a token.`;
     get("lines").textContent = changed.size ? `${plural(changed.size, "page")} changed hands in this step.` : "No page changed hands in this step.";
     get("counter").textContent = `step ${at + 1} of ${day.steps.length}`;

@@ -7,7 +7,10 @@ that the message has to name. All were written before the checks were tuned.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+import flashlab.lessons
 
 
 class Misconception(NamedTuple):
@@ -26,6 +29,12 @@ _COUNTS_MORE = "            self.refs[block] += 1  # solution\n"
 _FREES = (
     "            if self.refs[block] == 0:  # solution\n                self.free_blocks.append(block)  # solution\n"
 )
+
+_CACHE = (Path(flashlab.lessons.__file__).parent / "solutions" / "13_5.py").read_text(encoding="utf-8")
+_BOTH_LOOPS = _CACHE[
+    _CACHE.index("for i in range(len(") : _CACHE.index(":  # solution", _CACHE.index("for i in range((len("))
+]
+"""From the loop of `enter` to that of `find`."""
 
 _ROWS = [
     ("13.2", "frees-what-others-have", _FREES, "            self.free_blocks.append(block)\n", "history", "free", r"block \d+ is free, and \w has it", ("a block is freed that others own", "evictable twice: a hit stays on the free list")),
@@ -77,6 +86,29 @@ _ROWS = [
     ("13.3", "the-child-begins-with-nothing", "list(self.tables[parent]), self.lengths[parent]", "list(self.tables[parent]), 0", "history", "fork", r"lengths\['b'\] is 0, and b has 1 token"),
     ("13.3", "the-count-goes-down-and-none-is-free", "  # solution\n            return None", "\n            if shared:\n                self.refs[table[-1]] -= 1\n            return None", "history", "allocate_slots", r"there is no room, and yet refs has changed"),
     ("13.3", "true-in-place-of-copies", "return copies", "return True", "history", "allocate_slots", r"it returns True, and a list of pairs \(from, to\) belongs here"),
+    ("13.5", "equal-digests-are-trusted", "if held != tuple(tokens[:end])", "if held is None", "history", "find", r"it finds block \d+, which holds the end of .*: somebody else's prompt", ("equal digests are taken for equal tokens",)),
+    ("13.5", "its-own-tokens-alone-are-compared", "if held != tuple(tokens[:end])", "if held is None or held[-self.block_size :] != tuple(tokens[end - self.block_size : end])", "history", "find", r"it finds block \d+, which holds the end of .*: somebody else's prompt", ("requests of other adapters share",)),
+    ("13.5", "what-comes-before-is-left-out", "parent = self.digest(parent, tuple(tokens[end - self.block_size : end]))  # solution\n            block, held = self.entries.get(parent, (None, None))  # solution\n            if held != tuple(tokens[:end])", "parent = self.digest(None, tuple(tokens[end - self.block_size : end]))\n            block, held = self.entries.get(parent, (None, None))\n            if held is None", "history", "find", r"it finds block \d+, which holds the end of .*: somebody else's prompt", ("the digest leaves out what comes before",)),
+    ("13.5", "a-hit-of-the-whole-prompt", "range((len(tokens) - 1) // self.block_size)", "range(len(tokens) // self.block_size)", "history", "find", r"it finds \d+ tokens of \d+: the last one has to be computed", ("a hit of the whole prompt",)),
+    ("13.5", "a-block-that-isn-t-full", _BOTH_LOOPS, _BOTH_LOOPS.replace("(len(tokens) // self.block_size)", "(-(-len(tokens) // self.block_size))").replace("((len(tokens) - 1) // self.block_size)", "(-(-len(tokens) // self.block_size))"), "history", "find", r"it finds block \d+, which nobody may find: it was given away, or isn't full"),
+    ("13.5", "nothing-is-forgotten", "self.entries = {digest: entry for digest, entry in self.entries.items() if entry[0] != block}  # solution", "pass", "history", "find", r"it finds block \d+, which nobody may find: it was given away", ("a phantom hit after everything was evicted", "an evicted block keeps what it held")),
+    ("13.5", "forgets-everything", "{digest: entry for digest, entry in self.entries.items() if entry[0] != block}", "{}", "history", "find", r"it returns \[\], and \[\d+.*\] are there"),
+    ("13.5", "goes-on-behind-a-gap", "                break  # solution", "                continue", "history", "find", r"which holds the end of .*: somebody else's prompt|it returns .*, and .* are there"),
+    ("13.5", "the-last-one-stays", "            if parent not in self.entries:  # solution\n                self.entries[parent] = table[i], tuple(tokens[:end])", "            self.entries[parent] = table[i], tuple(tokens[:end])", "history", "find", r"it returns \[\d+.*\], and \[\d+.*\] are there"),
+    ("13.5", "the-first-block-alone", "            found.append(block)  # solution", "            found.append(block)\n            break", "history", "find", r"it returns \[\d+\], and \[\d+, \d+.*\] are there"),
+    ("13.5", "a-list-for-a-digest", "parent = self.digest(parent, tuple(tokens[end - self.block_size : end]))  # solution\n            if parent", "parent = self.digest(parent, tokens[end - self.block_size : end])\n            if parent", "crash", "enter", r"it raises TypeError: unhashable type: 'list'"),
+    ("13.5", "nothing-is-ever-entered", "                self.entries[parent] = table[i], tuple(tokens[:end])  # solution", "                pass", "history", "find", r"it returns \[\], and \[\d+.*\] are there", ("nothing is ever found",)),
+    ("13.5", "tokens-are-counted-and-not-blocks", "            found.append(block)  # solution\n        return found", "            found.append(block)  # solution\n        return len(found) * self.block_size", "history", "find", r"it returns \d+, and a list of blocks belongs here"),
+    ("13.6", "the-shortest-first", "return late + sorted(others, key=lambda x: x.prompt)", "return sorted(waiting, key=lambda x: x.prompt)", "starved", "choose", r"r\d+ waits \d+ steps in a row, and nobody may wait more than \d+"),
+    ("13.6", "the-latest-first", "return late + sorted(others, key=lambda x: x.prompt)", "return list(reversed(waiting))", "starved", "choose", r"r\d+ waits \d+ steps in a row"),
+    ("13.6", "the-longest-first", "return late + sorted(others, key=lambda x: x.prompt)", "return sorted(waiting, key=lambda x: -x.prompt)", "starved", "choose", r"r\d+ waits \d+ steps in a row"),
+    ("13.6", "sorts-in-place", "return late + sorted(others, key=lambda x: x.prompt)", "waiting.sort(key=lambda x: x.prompt)\n        return waiting", "crash", "choose", r"it raises AttributeError: 'tuple' object has no attribute 'sort'"),
+    ("13.6", "names-in-place-of-requests", "return late + sorted(others, key=lambda x: x.prompt)", "return [x.name for x in waiting]", "history", "choose", r"it returns 'r0', which is none of the requests in `waiting`"),
+    ("13.6", "one-of-them-alone", "return late + sorted(others, key=lambda x: x.prompt)", "return min(waiting, key=lambda x: x.prompt, default=waiting)", "history", "choose", r"a list of requests that wait belongs here"),
+    ("13.6", "nobody-at-all", "return late + sorted(others, key=lambda x: x.prompt)", "return [x for x in waiting if x.waited > 10**6]", "history", "choose", r"step \d+: nobody runs, \d+ wait, and nobody is let in: that stays so for ever"),
+    ("13.6", "room-for-the-longest", "return late + sorted(others, key=lambda x: x.prompt)", "return [x for x in waiting if free_tokens >= 4096 + x.prompt]", "history", "choose", r"nobody runs, \d+ wait, and nobody is let in"),
+    ("13.6", "the-first-one-twice", "return late + sorted(others, key=lambda x: x.prompt)", "return [*waiting[:1], *waiting]", "history", "choose", r"it returns r0 twice"),
+    ("13.6", "an-empty-queue", "return late + sorted(others, key=lambda x: x.prompt)", "return [min(waiting, key=lambda x: x.prompt)]", "crash", "choose", r"it raises ValueError: min\(\)"),
 ]  # fmt: skip
 
 MISCONCEPTIONS = [Misconception(*row) for row in _ROWS]

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from nbformat import NotebookNode
 
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, PREDICTIONS, TRITON_EXERCISES
+from flashlab.lessons.catalogue import CLASS_EXERCISES, EXERCISES, KERNEL_EXERCISES, PREDICTIONS, TRITON_EXERCISES
 from notebooks.source import lessons
 
 
@@ -27,7 +27,7 @@ def answered(name: str) -> tuple[NotebookNode, dict[int, str]]:
             truth = ", ".join(f"{key}={value!r}" for key, value in PREDICTIONS[asked[1]].truth().items())
             cell.source, expected[n] = f'fl.predict("{asked[1]}", {truth})', ": right"
         elif posed := re.search(r'fl\.check\(\w+, exercise="([\d.]+)"\)', cell.source):
-            cell.source, expected[n] = EXERCISES[posed[1]].solution + "\n" + posed[0], "Passed"
+            cell.source, expected[n] = (EXERCISES | CLASS_EXERCISES)[posed[1]].solution + "\n" + posed[0], "Passed"
         elif posed := re.search(r'fl\.check\("\w+\.(?:cu|py)", exercise="([\d.]+)"\)', cell.source):
             exercise = (KERNEL_EXERCISES | TRITON_EXERCISES)[posed[1]]
             expected[n] = "Passed" if posed[1] in KERNEL_EXERCISES or find_spec("triton") else "Not here"

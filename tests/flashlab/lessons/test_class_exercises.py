@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
+from flashlab.lessons import lesson13_extras
 from flashlab.lessons.catalogue import CLASS_EXERCISES
 from flashlab.lessons.exercise import MARK
 from flashlab.lessons.histories import (
@@ -29,6 +30,7 @@ from flashlab.lessons.histories import (
 )
 from tests.flashlab.lessons.answers import class_of
 from tests.flashlab.lessons.class_misconceptions import MISCONCEPTIONS, Misconception
+from tests.mutants.managers import MANAGERS as SEEDED
 from tests.tiers import examples, one_of_each
 
 MANAGERS = ("13.2", "13.3")
@@ -116,6 +118,89 @@ def test_a_manager_is_handed_over_as_a_class_and_none_of_the_librarys():
     assert "the library's own" in fl.check(KVCacheManager, exercise="13.2").message
 
 
+LEFT_OUT = {
+    "launches in flight": (
+        "blocks are freed while their launch is queued", "found before the launch wrote it",
+        "a failed launch counts as written",
+    ),
+    "a reserve for those that are there": ("newcomers take the reserve",),
+    "hits among the free blocks": ("free hits are counted as room",),
+    "the order of free blocks": (
+        "what can be found is taken first", "the beginning is taken first", "a used block is taken like an unused one",
+    ),
+    "where a launch writes": ("slots begin a token late",),
+}  # fmt: skip
+"""Bugs of the library's manager, by what the lesson's managers don't have."""
+
+
+def test_the_mistakes_have_each_bug_of_serving_that_these_managers_can_have():
+    taught = [bug for wrong in MISCONCEPTIONS for bug in wrong.serving]
+    left_out = [bug for bugs in LEFT_OUT.values() for bug in bugs]
+    assert set(taught) | set(left_out) == {bug.name for bug in SEEDED}
+    assert not set(taught) & set(left_out)
+
+
+ANOTHER = """
+from collections import Counter
+
+class Mine:
+    def __init__(self, num_blocks, block_size):
+        self.size, self.tables, self.lengths = block_size, {}, {}
+        self.refs, self.free_blocks = Counter(), set(range(num_blocks))
+
+    def allocate_slots(self, request, n):
+        table = self.tables.get(request, ())
+        length = self.lengths.get(request, 0) + n
+        needed = (length + self.size - 1) // self.size
+        if needed - len(table) > len(self.free_blocks):
+            return False
+        while len(table) < needed:
+            block = min(self.free_blocks)
+            self.free_blocks.discard(block)
+            self.refs[block] += 1
+            table += (block,)
+        self.tables[request], self.lengths[request] = table, length
+        return True
+
+    def fork(self, parent, child):
+        if child in self.tables:
+            raise KeyError(child)
+        full = self.lengths[parent] // self.size
+        self.tables[child] = self.tables[parent][:full]
+        self.refs.update(self.tables[child])
+        self.lengths[child] = full * self.size
+        return self.lengths[child]
+
+    def free(self, request):
+        self.lengths.pop(request)
+        self.refs.subtract(table := self.tables.pop(request))
+        self.free_blocks |= {block for block in table if not self.refs[block]}
+"""
+"""A right manager in another form: tuples, a counter and a set."""
+
+
+@pytest.mark.usefixtures("without_child")
+def test_another_right_manager_passes_and_what_it_forgets_is_told():
+    assert fl.check(class_of(ANOTHER), exercise="13.2").passed
+    for was, becomes, kind, step, says in (
+        ("self.refs.update(self.tables[child])", "pass", "history", "fork", "and 2 tables have block"),
+        ("if not self.refs[block]}", "}", "history", "free", "is free, and b has it"),
+        ("self.free_blocks.discard(block)", "pass", "history", "allocate_slots", "is free, and a has it"),
+        ("self.lengths.pop(request)", "pass", "history", "free", "a is over, and lengths still has it"),
+        ("self.refs, self", "self.counts, self", "history", "__init__", "Mine has no attribute refs"),
+        (
+            "self.size, self.tables, self.lengths = block_size, {}, {}",
+            "1 / 0",
+            "crash",
+            "__init__",
+            "raises ZeroDivisionError",
+        ),
+    ):
+        assert was in ANOTHER
+        verdict = fl.check(class_of(ANOTHER.replace(was, becomes)), exercise="13.2")
+        assert (verdict.kind, verdict.step) == (kind, step) and says in verdict.message, repr(verdict)
+
+
 # -- histories ----------------------------------------------------------------------------------------------------
 
 
@@ -181,3 +266,32 @@ def test_a_history_is_told_operation_by_operation():
         "2  fork('a', 'b')",
     ]
     assert found.told[-1].startswith("3  free('a')  ✘ block ") and found.told[-1].endswith("is free, and b has it")
+
+
+# -- a prefix cache and a scheduler -------------------------------------------------------------------------------
+
+
+def test_two_prompts_have_equal_hashes():
+    one, other = (lesson13_extras.checksum(None, tokens) for tokens in lesson13_extras.COLLIDING)
+    assert one == other and len(set(lesson13_extras.COLLIDING)) == 2
+
+
+@examples(30)
+@given(seed=st.integers(0, 10**6), digest=st.sampled_from(["exact", "checksum", "narrow"]))
+def test_a_right_cache_is_right_whatever_is_drawn(seed: int, digest: str):
+    history = lesson13_extras.cache_history(Random(seed))
+    cache = class_of(CLASS_EXERCISES["13.5"].solution)
+    assert lesson13_extras.cache_failure(cache, history, getattr(lesson13_extras, digest)) is None
+
+
+def test_a_scheduler_gets_a_score_beside_others_and_no_grade():
+    first, short = (
+        lesson13_extras.simulate_day(choose)
+        for choose in (lambda waiting, free: waiting, lambda waiting, free: sorted(waiting, key=lambda x: x.prompt))
+    )
+    mine = lesson13_extras.simulate_day(class_of(CLASS_EXERCISES["13.6"].solution)().choose)
+    assert 1 <= mine.mean < first.mean / 2 and mine.longest <= 2 * first.longest < short.longest
+    found = CLASS_EXERCISES["13.6"].judge(
+        class_of("class A:\n    def choose(self, waiting, free_tokens):\n        return waiting")
+    )
+    assert found.kind == "passed" and found.said.startswith(f"score: {first.mean:.1f} steps")

@@ -20,13 +20,21 @@ from nbformat.v4 import new_code_cell, new_output
 
 from docs._site import pages, readme
 from docs._site.release import Release
-from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS, TRITON_EXERCISES
+from flashlab.lessons.catalogue import (
+    CLASS_EXERCISES,
+    EXERCISES,
+    KERNEL_EXERCISES,
+    LESSONS,
+    PREDICTIONS,
+    TRITON_EXERCISES,
+)
 from flashlab.lessons.show import TABLE
 from notebooks.source import lessons
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = {**KERNEL_EXERCISES, **TRITON_EXERCISES}
-POSED = [*EXERCISES, *FILES]
+CELLS = {**EXERCISES, **CLASS_EXERCISES}
+POSED = [*CELLS, *FILES]
 NAMES = sorted(path.stem for path in lessons.SOURCES.glob("*.md"))
 
 
@@ -136,7 +144,7 @@ def test_a_lesson_has_what_every_lesson_has(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_skeletons_in_the_notebook_are_the_exercises(name: str):
     cells = [cell.source for cell in committed(name).cells]
-    for exercise in EXERCISES.values():
+    for exercise in CELLS.values():
         if exercise.lesson == name.split("_")[0]:
             assert any(cell.startswith(exercise.skeleton) for cell in cells if f'exercise="{exercise.name}"' in cell)
             assert any(
