@@ -117,7 +117,8 @@ def ulysses_backward(rank: Rank) -> Generator[Wanted, Any, Values]:
     """dO becomes all rows of some heads, and the gradients go back to the rows. A KV head that several ranks have is added up."""
     p, n = rank.problem, rank.ranks
     got = yield from rank.exchange("to heads backward", lambda peer: {"dout": rank.dout[:, heads_of(p.heads, n, peer)]})
-    dq, dk, dv = rank.gradients(*rank.saved, rank.in_order(got), causal=p.causal, partial=p.kv_heads < n)
+    q, k, v, out, lse = rank.saved
+    dq, dk, dv = rank.gradients(q, k, v, out, lse, rank.in_order(got), causal=p.causal, partial=p.kv_heads < n)
 
     def give(peer: int) -> dict[str, Array]:
         keys = rank.rows_of(peer, p.len_kv)
