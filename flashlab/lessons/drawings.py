@@ -13,6 +13,7 @@ import numpy as np
 
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
 from flashlab.lessons.pipelines import cp_async, ping_pong, tma
+from flashlab.lessons.several import dealt, waits
 from flashlab.views.palette import LIGHT
 from simulator import CATALOGUE, DEVICES, Problem, count, random_inputs, simulate
 from simulator.catalogue import ladder
@@ -326,6 +327,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     draw.__name__: draw
     for draw in (
         memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, token, tree, recomputed, swapped, unstored,
+        dealt, waits,
     )
 }  # fmt: skip
 """The drawings by name, in the order of docs/in-pictures.md."""
