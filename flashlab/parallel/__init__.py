@@ -8,6 +8,7 @@ from typing import Any
 from flashlab.parallel import layouts
 
 __all__ = [
+    "Interrupted",
     "Link",
     "ParallelCounts",
     "ParallelRun",
@@ -15,14 +16,23 @@ __all__ = [
     "Rank",
     "Rates",
     "Scheme",
+    "all_gather_attention",
+    "attention",
     "count",
+    "counted",
+    "decode_attention",
     "layouts",
     "rates",
+    "ring_attention",
+    "shard",
     "simulate",
     "timeline",
+    "ulysses_attention",
+    "unshard",
 ]
 
 _LAZY = {
+    "Interrupted": "flashlab.parallel.transfers",
     "Link": "flashlab.parallel.ledger",
     "ParallelCounts": "flashlab.parallel.ledger",
     "ParallelRun": "flashlab.parallel.ranks",
@@ -30,10 +40,18 @@ _LAZY = {
     "Rank": "flashlab.parallel.rank",
     "Rates": "flashlab.parallel.times",
     "Scheme": "flashlab.parallel.rank",
+    "all_gather_attention": "flashlab.parallel.distributed",
+    "attention": "flashlab.parallel.distributed",
     "count": "flashlab.parallel.formulas",
+    "counted": "flashlab.parallel.transfers",
+    "decode_attention": "flashlab.parallel.distributed",
     "rates": "flashlab.parallel.times",
+    "ring_attention": "flashlab.parallel.distributed",
+    "shard": "flashlab.parallel.distributed",
     "simulate": "flashlab.parallel.ranks",
     "timeline": "flashlab.parallel.times",
+    "ulysses_attention": "flashlab.parallel.distributed",
+    "unshard": "flashlab.parallel.distributed",
 }
 """Public names, and the modules that they come from. A module is imported when it is asked for: some need torch."""
 

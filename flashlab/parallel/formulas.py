@@ -138,9 +138,9 @@ def _ring_backward(s: _Share, rank: int) -> Iterator[Event]:
         if i < s.n - 1:
             yield Sent(f"backward {i}", right, kv)
         yield from s.of_ring("backward", rank, (rank - i) % s.n)
-        if i > 0:
+        if i > 1:
             yield Received(f"backward {i - 1}", left, sums)
-        if s.n > 1:
+        if i > 0:
             yield Sent(f"backward {i}", right, sums)
         if i < s.n - 1:
             yield Received(f"backward {i}", left, kv)

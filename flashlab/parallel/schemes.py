@@ -33,21 +33,27 @@ def ring(rank: Rank) -> Generator[Wanted, Any, Values]:
 
 
 def ring_backward(rank: Rank) -> Generator[Wanted, Any, Values]:
-    """K and V travel again. Their gradients follow one product behind, grow at each rank, and come home in the end."""
-    k, v, dq, dk, dv = rank.k, rank.v, np.float32(0), np.float32(0), np.float32(0)
+    """K and V travel again. Their gradients follow one product behind: from the rank after their own, they grow at each rank, and
+    their own adds its part in the end."""
+    k, v, dq = rank.k, rank.v, np.float32(0)
+    own: list[Array] = []
     for i in range(rank.ranks):
         of = (rank.index - i) % rank.ranks
         if i < rank.ranks - 1:
             rank.send(rank.right, f"backward {i}", k=k, v=v)
-        dq_part, dk_part, dv_part = rank.attend_back(k, v, of)
+        dq_part, *parts = rank.attend_back(k, v, of)
         dq = dq + dq_part
-        if i > 0:
-            dk, dv = yield rank.receive(rank.left)
-        rank.send(rank.right, f"backward {i}", dk=dk + dk_part, dv=dv + dv_part)
+        if i == 0:
+            own = parts
+        else:
+            if i > 1:
+                parts = [x + y for x, y in zip((yield rank.receive(rank.left)), parts, strict=True)]
+            rank.send(rank.right, f"backward {i}", dk=parts[0], dv=parts[1])
         if i < rank.ranks - 1:
             k, v = yield rank.receive(rank.left)
-    dk, dv = yield rank.receive(rank.left)
-    return cast("Array", dq), dk, dv
+    if rank.ranks > 1:
+        own = [x + y for x, y in zip((yield rank.receive(rank.left)), own, strict=True)]
+    return cast("Array", dq), own[0], own[1]
 
 
 def all_gather(rank: Rank) -> Generator[Wanted, Any, Values]:

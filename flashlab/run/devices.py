@@ -9,7 +9,7 @@ from flashlab.run.arrays import cupy
 from simulator.devices import DEVICES, Device
 from simulator.errors import unknown
 
-__all__ = ["ARCH", "current_device", "gpu_device"]
+__all__ = ["ARCH", "current_device", "gpu_device", "without"]
 
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
@@ -76,3 +76,13 @@ def _device_of_arch(arch: str) -> Device:
     if arch not in known:
         raise unknown("FLASHLAB_ARCH", arch, known)
     return known[arch]
+
+
+def without(device: Device, sms: int) -> Device:
+    """The same with so many SMs fewer, and one at least.
+
+    >>> from simulator import DEVICES
+    >>> without(DEVICES["h100"], 16).sms, without(DEVICES["h100"], 0) is DEVICES["h100"]
+    (116, True)
+    """
+    return device.replace(sms=max(1, device.sms - sms)) if sms else device

@@ -43,16 +43,17 @@ Differentiate = Callable[..., tuple[Any, ...] | None]
 def called(
     operation: Operation, given: dict[str, Any], masks: Masks, *, algorithm: str | Program, tile: TileLike, backend: Backend,
     device: Device | DeviceName | None, lse: bool = False, one_order: bool = False, scales: Scales | None = None,
-    seed: int | None = None, offset: int = 0, differentiate: Differentiate | None = None,
+    seed: int | None = None, offset: int = 0, sm_margin: int = 0, differentiate: Differentiate | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The outputs of an operation, in order, of the kind of the arrays that are `given` by name.
 
     None is left out. Outputs that are given are written in place. With `one_order`, each run of the algorithm gives the same bits.
+    `sm_margin` SMs are left to others: persistent kernels launch so many blocks fewer.
     Raises `UsageError` for bad input, `Unavailable` for what isn't here, and `EmulationError`.
     """
     if scales is not None:
         given |= _scaled(operation, scales)
-    how = (operation, algorithm, tile, lse, one_order)
+    how = (operation, algorithm, tile, lse, one_order, sm_margin)
     key: tuple[Any, ...] = (*how, devices.ARCH)
     known = masks.keys() <= _MASKS
     if masks:
@@ -128,7 +129,8 @@ def _check(
 
 
 def _emulated(
-    given: dict[str, Any], device: Device, masks: Masks, operation: Operation, algorithm: Any, tile: Any, lse: bool, one_order: bool
+    given: dict[str, Any], device: Device, masks: Masks, operation: Operation, algorithm: Any, tile: Any, lse: bool,
+    one_order: bool, sm_margin: int,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The outputs by the emulator."""
     found = {name: x for name, x in given.items() if x is not None}
@@ -139,7 +141,8 @@ def _emulated(
             raise UsageError(name, type(x).__name__, f"an array of the same kind as {first} ({type(q).__name__})")
     on_cpu = {name: host.operand(name, x) for name, x in found.items() if name in inputs}
     problem = operation.problem(on_cpu, **masks)
-    plan = EmulatorPlan(choose.chosen(algorithm, operation, problem, one_order=one_order), problem, tile, lse, device)
+    name = choose.chosen(algorithm, operation, problem, one_order=one_order)
+    plan = EmulatorPlan(name, problem, tile, lse, devices.without(device, sm_margin))
     if scales := [found.pop(name) for name in _SCALES if name in found]:
         found |= Scales.of(scales).as_numpy().named(plan.counts.problem, plan.counts.tile)
     return tuple(host.like(q, x) for x in plan.run(found | on_cpu).values())
@@ -164,7 +167,7 @@ def _decided(read: Read, masks: Masks, operation: Operation, *options: Any) -> R
 @functools.lru_cache(maxsize=_MOST_KEPT, typed=True)
 def _plan(
     shapes: tuple[tuple[str, tuple[int, ...], str], ...], device: int, operation: Operation, algorithm: str | Program,
-    tile: TileLike, lse: bool, one_order: bool, arch: str | None, /, **masks: Unpack[Masks],
+    tile: TileLike, lse: bool, one_order: bool, sm_margin: int, arch: str | None, /, **masks: Unpack[Masks],
 ) -> Plan:  # fmt: skip
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
@@ -172,4 +175,4 @@ def _plan(
     problem = operation.problem(inputs, **masks)
     operation.check(problem, inputs)
     algorithm = choose.chosen(algorithm, operation, problem, devices.gpu_device(arch), tile, one_order=one_order)
-    return gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
+    return gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch, sm_margin=sm_margin)

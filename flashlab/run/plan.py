@@ -60,10 +60,14 @@ class Plan:
         lse: bool,
         device: Device,
         arch: str | None,
+        sm_margin: int = 0,
     ) -> None:
         row = catalogue.get(algorithm)
         row.check(problem, device)
-        self._made = functools.partial(gpu_plan, tile=tile, lse=lse, arch=arch), (algorithm, problem)
+        self._made = (
+            functools.partial(gpu_plan, tile=tile, lse=lse, arch=arch, sm_margin=sm_margin),
+            (algorithm, problem),
+        )
         self.device, self.operation, self.gpu = device, row.operation, cupy().cuda.runtime.getDevice()
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
@@ -309,11 +313,13 @@ def plan(
 
 
 def gpu_plan(
-    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, lse: bool = False, arch: str | None = None
-) -> Plan:
-    """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`."""
+    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, lse: bool = False, arch: str | None = None,
+    sm_margin: int = 0,
+) -> Plan:  # fmt: skip
+    """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`, or of a GPU
+    with `sm_margin` SMs fewer."""
     arch = arch or devices.ARCH
-    return Plan(algorithm, problem, tile, lse, devices.gpu_device(arch), arch)
+    return Plan(algorithm, problem, tile, lse, devices.without(devices.gpu_device(arch), sm_margin), arch, sm_margin)
 
 
 class SimulatorPlan:

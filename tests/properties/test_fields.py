@@ -202,7 +202,7 @@ def test_a_new_field_goes_wherever_a_problem_goes(copy: Path):
     backward, naive, loop, emulated, misspelt, compared = said["refusals"]
     assert (
         backward
-        == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, soft_cap, sinks, lengths, dropout, dlse"
+        == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, soft_cap, sinks, lengths, dropout, dlse, partial"
     )
     assert naive == loop == f"ceiling = 3.0: expected nothing: naive attention knows {FORWARD}"
     assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {OF_FLASH2}"

@@ -150,7 +150,7 @@ def test_bytes_are_those_of_arithmetic():
     ):
         assert set(parallel.count(scheme, p, ranks=4).sent) == {2 * elements}, scheme
     back = parallel.count("ring", p, ranks=4, backward=True).sent[0] - 2 * 3 * block
-    assert back == 2 * 3 * block + 4 * 4 * block  # K and V make three hops, their gradients four, in float32
+    assert back == 2 * 3 * block + 4 * 3 * block  # K and V make three hops, and so do their gradients, in float32
     assert parallel.count("heads", p.replace(kv_heads=4), ranks=4).links == {}
 
 
