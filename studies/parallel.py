@@ -17,6 +17,7 @@ import os
 import re
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -182,11 +183,12 @@ class Ranks:
         if self.given.tiny:
             return
         condition = "_".join(filter(None, (f"{self.ranks}-gpus", condition)))
-        path = results.save(
-            KIND, ["flash3", "flash3_backward"] if part != "decode" else ["flash_decoding"], content, subject=part,
-            condition=condition, folder=self.given.out, replace=True, dirty=self.given.dirty,
-        )  # fmt: skip
-        print(path, flush=True)
+        algorithms = ["flash3", "flash3_backward"] if part != "decode" else ["flash_decoding"]
+        named: Row = {"subject": part, "condition": condition, "folder": self.given.out, "dirty": self.given.dirty}
+        try:
+            print(results.save(KIND, algorithms, content, replace=True, **named), flush=True)
+        except UsageError as error:  # the other ranks go on: what comes is printed at least
+            print(f"not saved: {error}", file=sys.stderr, flush=True)
 
 
 def timed(r: Ranks, calls: Mapping[str, Callable[[], Any]], rounds: int, seconds: float) -> dict[str, float]:

@@ -17,8 +17,8 @@ from flashlab.views.progress import track
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
-    "readme", "headlines", "audit", "flash3", "time_model", "emulator", "triton", "decoding", "mla", "serve", "backward", "found",
-    "clients", "kinds", "drawings", "race_picture", "player_pictures",
+    "readme", "headlines", "audit", "flash3", "time_model", "emulator", "triton", "decoding", "mla", "serve", "parallel",
+    "backward", "found", "clients", "kinds", "drawings", "race_picture", "player_pictures",
 )  # fmt: skip
 
 

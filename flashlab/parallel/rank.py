@@ -43,7 +43,7 @@ class Scheme:
     ...     return rank.attend(rank.k, rank.v, of=rank.index)
     >>> q, k, v = fl.random_inputs(fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float32"))
     >>> run = fl.parallel.simulate(fl.parallel.Scheme("alone", alone), q, k, v, ranks=4)
-    >>> run.sent, abs(run.out - fl.naive(q, k, v).out).max() > 0.1
+    >>> run.sent, bool(abs(run.out - fl.naive(q, k, v).out).max() > 0.1)
     ((0, 0, 0, 0), True)
     """
 
@@ -62,10 +62,8 @@ class Rank:
         self, index: int, ranks: int, problem: Problem, *, layout: str, interleave: int, algorithm: Any, device: Any
     ) -> None:
         self.index, self.ranks, self.problem, self.layout, self.interleave = index, ranks, problem, layout, interleave
-        self._algorithm, self._options = (
-            algorithm,
-            {"scale": problem.scale, "soft_cap": problem.soft_cap, "device": device},
-        )
+        self._algorithm: str = algorithm  # a name, or a program of one's own
+        self._options: Any = {"scale": problem.scale, "soft_cap": problem.soft_cap, "device": device}
         self.q = self.k = self.v = self.out = self.lse = self.dout = cast("Array", None)
         self.saved: Values = ()
         """What the forward pass keeps for the way back."""

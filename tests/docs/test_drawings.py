@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from docs._site.drawings import PICTURES, drawn
-from flashlab.lessons import drawings, paging, pipelines, show
+from flashlab.lessons import drawings, paging, pipelines, several, show
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, ORANGE, PINK, WIDTH, Drawing
 from flashlab.lessons.drawings import DECODE, DRAWINGS, LONG, SHORTER, SMALL, TILE, bars, holder
 from flashlab.lessons.pipelines import LEFT, READ, TILES, Chart
+from flashlab.parallel import layouts
 from simulator.errors import UsageError
 from simulator.operations.backward import BACKWARD
 from simulator.philox import kept_weights
@@ -273,6 +274,31 @@ def test_pages_are_those_of_the_manager() -> None:
     drawing = paging.copied()
     assert list(drawing.figures.values()) == [3, 3, 4, 1]
     assert [len(filled(drawing, fill)) for fill in (PINK, BLUE, ORANGE)] == [3 + 2, 3 + 1, 1]
+
+
+def test_a_causal_square_is_dealt_pair_by_pair() -> None:
+    """A rank has as many cells as its rows see chunks, and its bar is as long as their area below the diagonal."""
+    drawing, n = several.dealt(), 64
+    for layout in layouts.LAYOUTS:
+        for rank in range(4):
+            rows = layouts.rows(layout, n, 4, rank)
+            pairs = sum(key <= row for row in rows for key in range(n)) - n / 8  # without half of the diagonal
+            assert drawing.figures[f"{layout} {rank}"] == pytest.approx(pairs / (n / 8) ** 2)
+    cells = [each for each in filled(drawing, GREY) if each.get("width") == each.get("height")]
+    assert len(cells) == 2 * sum(range(8))
+
+
+def test_ranks_wait_as_long_as_the_timeline_says() -> None:
+    drawing = several.waits()
+    assert drawing.figures["contiguous"] > 1.7 * drawing.figures["zigzag"]
+    one, other = (
+        fl.parallel.timeline(fl.parallel.count("ring", several.LONG, ranks=4, layout=layout))
+        for layout in layouts.LAYOUTS
+    )
+    assert [one.seconds, other.seconds] == list(drawing.figures.values())
+    drawn_waits = sum(float(each.get("width", 0)) for each in filled(drawing, ORANGE))
+    scale = (WIDTH - 76) / one.seconds
+    assert drawn_waits == pytest.approx(scale * (sum(one.waits) + sum(other.waits)), rel=0.02)
 
 
 def test_words_stay_inside() -> None:
