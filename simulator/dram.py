@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.dtypes import Array
 from simulator.problem import Walk, round_up
+from simulator.ragged import Different
 
 if TYPE_CHECKING:
     from simulator.counts import Counts, LaunchCounts, Spec
@@ -32,6 +34,8 @@ _ONE_SM_READS_AND_WRITES_IT = ((0.55, 0.0), (0.61, 0.08), (0.81, 0.74), (0.94, 1
 _TWO_HALVES = {(8, 0), (9, 0), (10, 0)}
 
 _SEGMENTS, _STEPS = 96, 4000
+_FEW = 4
+"""Of very many different sequences the model looks at so many."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
         return 0
     if counts.sequences:  # they have no data in common, and the offsets are few
         index = counts.launches.index(launch)
+        if isinstance(counts.sequences, Different):
+            return _by_a_few(counts.sequences, index)
         return sum(n * _launch(one, one.launches[index]) for one, n in counts.sequences)
     reads = {name: launch.bytes("hbm.read", name) for name in counts.tensors}
     distinct = {name: launch.distinct.get((name, "read"), 0) for name in counts.tensors}
@@ -89,6 +95,37 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
     if blocks_per_head == counts.problem.row_tiles(counts.tile):
         return once + _walks(counts, launch, again, min(at_once, launch.heads_together * blocks_per_head))
     return once + _bands(counts, launch, again, at_once)
+
+
+def _by_a_few(sequences: Different, index: int) -> int:
+    """An estimate for very many different sequences. The model looks at a few of them.
+
+    How many bytes a sequence requests, and how many of them are distinct, is known of each. The model says which share of the
+    others comes from DRAM. The sequences stand in a row by their numbers of keys. The few are in the middle of stretches that
+    request equally many bytes again. From one to the next the share changes evenly.
+    """
+    low, again, keys = list[Array](), list[Array](), list[Array]()
+    where: list[tuple[Counts, int]] = []
+    for part, times in sequences.parts:
+        lanes = np.atleast_1d(np.asarray(times, float))
+        launch = part.launches[index]
+        distinct = part.distinct(launch, "read") + 0 * lanes
+        asked = launch.bytes("hbm.read") + launch.bytes("hbm.atomic") + 0 * lanes
+        low.append(np.asarray(distinct, float) * lanes)
+        again.append(np.asarray(asked - distinct, float) * lanes)
+        keys.append(np.asarray(part.problem.len_kv + 0 * lanes, float))
+        where += [(part, lane) for lane in range(len(lanes))]
+    mass, row = np.concatenate(again), np.argsort(np.concatenate(keys), kind="stable")
+    at = np.cumsum(mass[row])
+    few = np.searchsorted(at, at[-1] * (np.arange(_FEW) + 0.5) / _FEW)
+    shares: list[float] = []
+    for i in row[np.minimum(few, len(row) - 1)]:
+        one = sequences.alone(*where[i])
+        launch = one.launches[index]
+        distinct = one.distinct(launch, "read")
+        more = launch.bytes("hbm.read") + launch.bytes("hbm.atomic") - distinct
+        shares.append((_launch(one, launch) - distinct) / more if more else 0.0)
+    return int(np.concatenate(low).sum() + np.dot(mass[row], np.interp(at, at[few], shares)))
 
 
 def _overhang(counts: Counts, spec: Spec) -> int:
@@ -166,20 +203,22 @@ def _passes(counts: Counts, launch: LaunchCounts, running: int, held: float) -> 
     copies = together * rows / max(1, len(walked))  # how many blocks one of the sample stands for: all heads walk alike
     queue = iter(spans)
     active = [list(span) for _, span in zip(range(max(1, round(running / copies))), queue, strict=False)]
-    last, seen = np.full(groups * parts, -1), np.zeros(groups * parts, bool)
+    last = np.full(groups * parts, -1)
+    missed = np.array([_missed(d / parts * held, device, _shared(device)) for d in range(len(last) + 1)])
     fetched, step = 0.0, 0
     while active and step < _STEPS:
-        touched = np.unique([at for at, _ in active])
-        known = touched[last[touched] >= 0]
-        distance = np.array([np.count_nonzero(last > last[s]) for s in known]) + 1
-        fetched += len(touched) - len(known) + sum(_missed(d / parts * held, device, _shared(device)) for d in distance)
-        last[touched], seen[touched] = step, True
+        touched = sorted({at for at, _ in active})
+        used = last[touched]
+        used = used[used >= 0]
+        behind = len(last) + 1 - np.sort(last).searchsorted(used, "right")  # the stack distances
+        fetched += len(touched) - len(used) + sum(missed[behind].tolist())
+        last[touched] = step
         step += 1
         for walker in active:
             walker[0] += 1
         active = [w if w[0] < w[1] else list(next(queue, (0, 0))) for w in active]
         active = [w for w in active if w[0] < w[1]]
-    return fetched / max(1, int(seen.sum()))
+    return fetched / max(1, int((last >= 0).sum()))
 
 
 def _around(walk: Walk) -> range:

@@ -129,20 +129,28 @@ def in_closed_form(
     return joined(parts, times, problem, operation, config, count)
 
 
-class _OneByOne(Collection[tuple[Counts, int]]):
-    """The counts of each different sequence, and how many there are of it, counted when somebody asks."""
+class Different(Collection[tuple[Counts, int]]):
+    """The counts of each different sequence, and how many there are of it, counted when somebody asks. `parts` are the counts of
+    those that were counted together, with lanes, and how many there are of each."""
 
-    def __init__(self, problem: Problem, count: Callable[[Problem], Counts]) -> None:
-        self._problem, self._count = problem, count
+    def __init__(
+        self, problem: Problem, count: Callable[[Problem], Counts], parts: Sequence[tuple[Counts, int | Array]]
+    ) -> None:
+        self._problem, self._count, self.parts = problem, count, parts
 
     def __iter__(self) -> Iterator[tuple[Counts, int]]:
         return ((self._count(one), n) for one, n in self._problem.different.items())
 
     def __len__(self) -> int:
-        return len(self._problem.different)
+        return sum(np.size(times) for _, times in self.parts)
 
     def __contains__(self, x: object) -> bool:
         return any(x == each for each in self)
+
+    def alone(self, part: Counts, lane: int) -> Counts:
+        """The counts of one sequence of a part."""
+        queries, keys = (int(np.ravel(n)[lane if np.ndim(n) else 0]) for n in (part.problem.len_q, part.problem.len_kv))
+        return self._count(self._problem.sequence(queries, keys))
 
 
 def joined(
@@ -177,7 +185,7 @@ def _sequences(
     same, different = Counter[Problem](), dict[Problem, Counts]()
     for part, n in zip(parts, times, strict=True):
         if not isinstance(n, int):
-            return _OneByOne(problem, count)
+            return Different(problem, count, list(zip(parts, times, strict=True)))
         same[part.problem] += n
         different[part.problem] = part
     return tuple((different[one], n) for one, n in same.items())

@@ -11,7 +11,8 @@ import numpy as np
 
 from simulator.counts import Book, Spec
 from simulator.dtypes import Array
-from simulator.formulas.walk import Walk, tiles_of_rows, walk, weighted_rows
+from simulator.formulas.walk import Walk, ends_of_row, tiles_of_rows, walk, weighted_rows
+from simulator.lanes import least, most
 from simulator.operations.pairs import mask_operand
 from simulator.problem import Problem, Tile
 from simulator.programs.mask import PACKERS, bits_per_row, by_rows, bytes_of_bits, check_tile, list_length
@@ -29,7 +30,7 @@ def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int)
     bits = book.tensor(Spec("mask_bits", 1, rows, nbytes, "uint8", "workspace", axes=planes, flat=True))
     tiles = book.tensor(Spec("mask_tiles", 1, rows, list_length(p, tile), "int32", "workspace", flat=True))
     book.launch("pack_mask", rows, PACKERS, heads_together, 4 * PACKERS, shared=True)
-    visited, seeing = walk(p, tile), walk(p, Tile(tile.rows, max(1, p.len_kv))).pairs
+    visited, seeing = walk(p, tile), walk(p, Tile(tile.rows, most(1, p.len_kv))).pairs
     if p.mask == "bits":
         read, distinct = _bits(p, tile)
     elif p.mask == "blocks":
@@ -38,7 +39,7 @@ def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int)
         read = distinct = _booleans(p, tile, visited, mask)
     if "offsets_mask" in book.tensors:
         book.add("load_mask", "offsets_mask", hbm_read=8 * seeing * PACKERS)
-        book.distinct("offsets_mask", "read", 8 * bool(seeing))
+        book.distinct("offsets_mask", "read", 8 * (seeing > 0))
     together = walk(p, Tile(tile.rows, PACKERS * tile.cols)).pairs
     written = 4 * (rows + visited.pairs)
     book.add("load_mask", mask.name, hbm_read=read)
@@ -73,11 +74,11 @@ def _booleans(problem: Problem, tile: Tile, visited: Walk, mask: Spec) -> int:
 
     if not rows:
         return 0
-    last = p.tiles_of_row(rows - 1, tile)  # which may be ragged
-    to_the_end = int(bool(last) and last.stop == p.key_tiles(tile))
-    keys = max(0, min(p.len_kv, last.stop * tile.cols) - last.start * tile.cols)
+    start, stop = ends_of_row(p, rows - 1, tile)  # of the last row tile, which may be ragged
+    to_the_end = (start < stop) * (stop == p.key_tiles(tile))
+    keys = most(0, least(p.len_kv, stop * tile.cols) - start * tile.cols)
     missing = rows * tile.rows - p.len_q
-    return tile.rows * of_a_row(visited) - missing * of_a_row(Walk(len(last), keys, keys, to_the_end))
+    return tile.rows * of_a_row(visited) - missing * of_a_row(Walk(stop - start, keys, keys, to_the_end))
 
 
 def _lists(problem: Problem, seeing: int, visited: Walk) -> tuple[int, int]:

@@ -25,7 +25,8 @@ def floor_sum(n: int, m: int, a: int, b: int) -> int:
     total = n * (n - 1) // 2 * (a // m) + n * (b // m)
     a, b = a % m, b % m
     top = a * n + b
-    return total + floor_sum(top // m, a, m, top % m) if np.any(top >= m) else total
+    # a lane that is done has a = 0, and n = 0 from here on
+    return total + floor_sum(top // m, most(a, 1), m, top % m) if np.any(top >= m) else total
 
 
 class Walk(NamedTuple):

@@ -118,13 +118,25 @@ def test_the_work_of_a_count_follows_the_different_lengths_and_not_the_sequences
     assert calls(10_000) < 1.2 * calls(1000)
 
 
-@pytest.mark.parametrize("name", RAGGED)
-def test_the_work_of_a_count_doesnt_follow_different_sequences_either(name: str):
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [*((name, {}) for name in RAGGED), ("flash2", {"mask": "dense"}), ("flash3", {"mask": "dense"})],
+)
+def test_the_work_of_a_count_doesnt_follow_different_sequences_either(name: str, features: dict[str, Any]):
     def calls(sequences: int) -> int:
-        problem = drawn(name, 0, sequences, 10 * sequences)
+        problem = drawn(name, 0, sequences, 10 * sequences, **features)
         return work(lambda: fl.count(name, problem, device="h200"))[0]
 
     assert calls(10_000) < 1.5 * calls(1000) < MOST_CALLS
+
+
+@pytest.mark.parametrize("name", ["paged", "mla_hopper", "flash2_backward"])
+def test_nor_does_the_estimate_of_dram(name: str):
+    def calls(sequences: int) -> int:
+        counts = fl.count(name, drawn(name, 0, sequences, 3000), device="h200")
+        return work(lambda: counts.dram)[0]
+
+    assert calls(10_000) < 1.5 * calls(1000) < 2 * MOST_CALLS
 
 
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (500, 3)}])

@@ -61,9 +61,30 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch, name: str, problem: Problem) -> 
 def test_sequences_that_are_counted_together_are_counted_as_each_alone(name: str, monkeypatch: pytest.MonkeyPatch):
     for seed in range(4):
         problem = drawn(name, seed)
-        together = fl.count(name, problem, device="h200")
-        assert together == one_by_one(monkeypatch, name, problem)
-        assert together.dram == one_by_one(monkeypatch, name, problem).dram
+        together, each = fl.count(name, problem, device="h200"), one_by_one(monkeypatch, name, problem)
+        assert together == each
+        assert (together.dram.low, together.dram.high) == (each.dram.low, each.dram.high)
+        assert together.dram.estimate == pytest.approx(each.dram.estimate, rel=0.1)  # the model looks at a few of them
+
+
+@pytest.mark.parametrize("mask", ["dense", "bits"])
+@pytest.mark.parametrize("name", ["flash2", "flash3"])
+def test_so_are_sequences_with_a_mask_of_data(name: str, mask: Any, monkeypatch: pytest.MonkeyPatch):
+    for seed in range(3):
+        problem = drawn(name, seed, longest=[5, 400, 2000][seed], mask=mask)
+        assert fl.count(name, problem, device="h200") == one_by_one(monkeypatch, name, problem)
+
+
+@pytest.mark.parametrize("name", [pytest.param("flash2", marks=pytest.mark.long), "flash2_backward", "mla"])
+def test_a_few_sequences_say_what_of_all_comes_from_dram(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Short ones fit into the L2, and of long ones most is fetched again."""
+    rng = random.Random(1)
+    queries = 7 if name == "mla" else None
+    lengths = [(queries or n, n) for n in (int(10 ** rng.uniform(2, 6)) for _ in range(40))]
+    shape: dict[str, Any] = LATENT if name == "mla" else {"heads": 8, "head_dim": 128}
+    problem = Problem(batch=1, **shape, dtype="float16", causal=True, lengths=lengths)
+    found, each = fl.count(name, problem).dram, one_by_one(monkeypatch, name, problem).dram
+    assert found.estimate == pytest.approx(each.estimate, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["flash2", "flash3", "flash3_backward", "flash_decoding", "paged", "mla_hopper"])
