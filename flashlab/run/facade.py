@@ -65,7 +65,13 @@ def called(
     if seed is not None or offset.__class__ is not int or offset:
         state = state_of(masks.get("dropout"), seed, offset, given.get("rng_state"))
     read = None
-    if known and backend == "gpu" and device is None and lse.__class__ is one_order.__class__ is bool:
+    if (
+        known
+        and backend.__class__ is str
+        and backend == "gpu"
+        and device is None
+        and lse.__class__ is one_order.__class__ is bool
+    ):
         read = arrays.read(given)
         if read is not None and state is not None:
             read = arrays.with_state(read, state)

@@ -170,17 +170,21 @@ def _spread(values: Iterable[float]) -> dict[str, float]:
 
 def bound(arrivals: Sequence[Arrival], scheduler: Scheduler, costs: Costs) -> Bound:
     """The least that a trace needs. A request takes a step for each token of its answer, and each step reads all its keys."""
-    size, blocks, tokens, keys = scheduler.manager.block_size, set[bytes](), 0, 0
+    size, blocks, last, tokens, keys = scheduler.manager.block_size, set[bytes](), set[bytes](), 0, 0
     for i, one in enumerate(arrivals):
         request, full = one.request(i), (one.prompt - 1) // size
         if one.shared and scheduler.manager.enable_caching:
-            own = set(scheduler.manager.digests(request, full))
+            own = scheduler.manager.digests(request, one.prompt // size)
+            last |= set(
+                own[full:]
+            )  # a hit is never the whole prompt: each request computes that block, for others, too
+            own = set(own[:full])
         else:
             own = {f"{i} {n}".encode() for n in range(full)}
         blocks |= own
         tokens += one.prompt - full * size + one.answer - 1
         keys += one.prompt + sum(range(one.prompt + 1, one.prompt + one.answer))
-    tokens += len(blocks) * size
+    tokens += len(blocks - last) * size
     longest = max(one.answer for one in arrivals)
     filled = -(-tokens // scheduler.max_num_batched_tokens)
     steps = max(longest, filled, -(-sum(one.answer for one in arrivals) // scheduler.max_num_seqs))

@@ -217,13 +217,14 @@ APPENDS: list[tuple[str, dict[str, Any], str]] = [
     ("a read-only pool", {"k_pool": frozen(np.zeros((6, 2, 4, 16), np.float16))}, "k_pool = 'read-only array'"),
     ("a list", {"k_pool": [[1.0]]}, "k_pool = 'list': expected an array"),
     ("a wrong tile", {"tile": (6, 16)}, "tile = '6x16': expected a multiple of 4 rows"),
+    ("an array for a backend", {"backend": np.zeros((3, 2))}, "backend = .*: expected "),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), [case[1:] for case in APPENDS], ids=[case[0] for case in APPENDS])
 def test_a_wrong_append_is_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(fl.UsageError, match=message) as error:
-        fl.append_kv(**append_arrays() | change, backend="emulator")
+        fl.append_kv(**append_arrays() | {"backend": "emulator"} | change)
     assert "\n" not in str(error.value)
 
 

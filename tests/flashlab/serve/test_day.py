@@ -156,6 +156,11 @@ def test_waste_is_below_a_block_a_request(size: int) -> None:
     assert (day.waste == 0) == (size == 1)
 
 
+def test_a_block_that_ends_a_prompt_is_computed_by_its_request_and_hit_by_others() -> None:
+    day = a_day([Arrival(0.0, 8, 1, (7,)), Arrival(1.0, 12, 1, (7,))], size=4)
+    assert day.bound.tokens == day.summary()["computed"] == 8 + 4
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "shortest"])
 def test_nothing_is_below_the_bound_and_all_is_accounted_for(policy: str) -> None:
     """With so few pages that requests are preempted; tokens are computed once, found, or computed again."""
