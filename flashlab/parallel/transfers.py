@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -78,11 +78,16 @@ class Peers:
         store.set(keys[self.rank], text)
         try:
             store.wait(keys, store.timeout)
-            return [store.get(key).decode() for key in keys]
+            found = [store.get(key).decode() for key in keys]
         except RuntimeError as error:
             seconds = store.timeout.total_seconds()
             line = f"a rank didn't come to this call within {seconds:g} s, or another call is its next: {_first(error)}"
             raise Interrupted(line) from error
+        if len(set(found)) > 1:  # all stop: the one that has the store stays until the others have read
+            with suppress(RuntimeError):
+                store.set(f"{keys[self.rank]}/read", "")
+                store.wait([f"{key}/read" for key in keys], store.timeout)
+        return found
 
     @contextmanager
     def _named(self, step: str) -> Iterator[None]:
