@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashlab.parallel import layouts
+
+if TYPE_CHECKING:
+    from flashlab.parallel.distributed import (
+        all_gather_attention,
+        attention,
+        decode_attention,
+        ring_attention,
+        shard,
+        ulysses_attention,
+        unshard,
+    )
+    from flashlab.parallel.formulas import count
+    from flashlab.parallel.ledger import Link, ParallelCounts
+    from flashlab.parallel.rank import Rank, Scheme
+    from flashlab.parallel.ranks import ParallelRun, simulate
+    from flashlab.parallel.times import ParallelTimeline, Rates, rates, timeline
+    from flashlab.parallel.transfers import Interrupted, counted
 
 __all__ = [
     "Interrupted",

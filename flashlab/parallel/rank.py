@@ -62,10 +62,8 @@ class Rank:
         self, index: int, ranks: int, problem: Problem, *, layout: str, interleave: int, algorithm: Any, device: Any
     ) -> None:
         self.index, self.ranks, self.problem, self.layout, self.interleave = index, ranks, problem, layout, interleave
-        self._algorithm, self._options = (
-            algorithm,
-            {"scale": problem.scale, "soft_cap": problem.soft_cap, "device": device},
-        )
+        self._algorithm: str = algorithm  # a name, or a program of one's own
+        self._options: Any = {"scale": problem.scale, "soft_cap": problem.soft_cap, "device": device}
         self.q = self.k = self.v = self.out = self.lse = self.dout = cast("Array", None)
         self.saved: Values = ()
         """What the forward pass keeps for the way back."""

@@ -121,12 +121,12 @@ def _joined(
     dtype = numpy_dtype(team[0].problem.dtype)
     whole = {name: np.empty(shapes[name], np.float32 if name == "lse" else dtype) for name in names}
     for rank, result in zip(team, results, strict=True):
-        parts = result if isinstance(result, tuple | list) else ()
+        parts = cast("list[Any]", list(result) if isinstance(result, tuple | list) else [])  # pyright: ignore
         wanted = {name: whole[name][_share(dealt[name], rank, shapes[name])].shape for name in names}
-        if [getattr(x, "shape", None) for x in cast("tuple[Any, ...]", parts)] != list(wanted.values()):
+        if [getattr(x, "shape", None) for x in parts] != list(wanted.values()):
             shown = ", ".join(f"{name} {shape}" for name, shape in wanted.items())
             raise UsageError(f"return value of {plan.name}, rank {rank.index}", cast("object", result), shown)
-        for name, x in zip(names, cast("tuple[Any, ...]", parts), strict=True):
+        for name, x in zip(names, parts, strict=True):
             whole[name][_share(dealt[name], rank, shapes[name])] = x
     return whole
 
@@ -157,7 +157,7 @@ def _together(plan: Scheme, team: list[Rank], program: Callable[[Rank], Any]) ->
     for rank in team:
         begun = program(rank)
         if inspect.isgenerator(begun):
-            running[rank.index] = begun
+            running[rank.index] = cast("Generator[Wanted, Any, Any]", begun)
             advance(rank, None)
         else:
             results[rank.index] = begun

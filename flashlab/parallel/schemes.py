@@ -33,27 +33,28 @@ def ring(rank: Rank) -> Generator[Wanted, Any, Values]:
 
 
 def ring_backward(rank: Rank) -> Generator[Wanted, Any, Values]:
-    """K and V travel again. Their gradients follow one product behind: from the rank after their own, they grow at each rank, and
-    their own adds its part in the end."""
-    k, v, dq = rank.k, rank.v, np.float32(0)
-    own: list[Array] = []
-    for i in range(rank.ranks):
-        of = (rank.index - i) % rank.ranks
-        if i < rank.ranks - 1:
+    """K and V travel again. Their gradients follow one product behind: from the rank after their own they grow at each rank, and
+    come home in the end."""
+    k, v, n = rank.k, rank.v, rank.ranks
+    dq, own = np.zeros(rank.q.shape, np.float32), (k, v)
+    for i in range(n):
+        if i < n - 1:
             rank.send(rank.right, f"backward {i}", k=k, v=v)
-        dq_part, *parts = rank.attend_back(k, v, of)
-        dq = dq + dq_part
+        dq_part, dk, dv = rank.attend_back(k, v, of=(rank.index - i) % n)
+        dq += dq_part
         if i == 0:
-            own = parts
+            own = dk, dv  # to be added when all others have added theirs
         else:
             if i > 1:
-                parts = [x + y for x, y in zip((yield rank.receive(rank.left)), parts, strict=True)]
-            rank.send(rank.right, f"backward {i}", dk=parts[0], dv=parts[1])
-        if i < rank.ranks - 1:
+                so_far = yield rank.receive(rank.left)
+                dk, dv = so_far[0] + dk, so_far[1] + dv
+            rank.send(rank.right, f"backward {i}", dk=dk, dv=dv)
+        if i < n - 1:
             k, v = yield rank.receive(rank.left)
-    if rank.ranks > 1:
-        own = [x + y for x, y in zip((yield rank.receive(rank.left)), own, strict=True)]
-    return cast("Array", dq), own[0], own[1]
+    if n > 1:
+        so_far = yield rank.receive(rank.left)
+        own = so_far[0] + own[0], so_far[1] + own[1]
+    return dq, *own
 
 
 def all_gather(rank: Rank) -> Generator[Wanted, Any, Values]:
@@ -123,7 +124,8 @@ def ulysses_backward(rank: Rank) -> Generator[Wanted, Any, Values]:
     """dO becomes all rows of some heads, and the gradients go back to the rows. A KV head that several ranks have is added up."""
     p, n = rank.problem, rank.ranks
     got = yield from rank.exchange("to heads backward", lambda peer: {"dout": rank.dout[:, heads_of(p.heads, n, peer)]})
-    dq, dk, dv = rank.gradients(*rank.saved, rank.in_order(got), causal=p.causal, partial=p.kv_heads < n)
+    q, k, v, out, lse = rank.saved
+    dq, dk, dv = rank.gradients(q, k, v, out, lse, rank.in_order(got), causal=p.causal, partial=p.kv_heads < n)
 
     def give(peer: int) -> dict[str, Array]:
         keys = rank.rows_of(peer, p.len_kv)
