@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,14 +23,15 @@ class Interrupted(RuntimeError):
     """Another rank is gone, or late. One line says which step that ended."""
 
 
-_ledger: Counter[tuple[int, str, str]] | None = None
+Ledger = Counter[tuple[int, str, str]]
+_ledger: Ledger | None = None
 
 
 @contextmanager
-def counted() -> Iterator[Counter[tuple[int, str, str]]]:
+def counted() -> Generator[Ledger]:
     """Counts what this rank sends meanwhile: bytes by `(peer, step, tensor)`, a group's ranks counted from 0."""
     global _ledger
-    before, _ledger = _ledger, Counter()
+    before, _ledger = _ledger, Ledger()
     try:
         yield _ledger
     finally:
@@ -90,7 +91,7 @@ class Peers:
         return found
 
     @contextmanager
-    def _named(self, step: str) -> Iterator[None]:
+    def _named(self, step: str) -> Generator[None]:
         try:
             yield
         except RuntimeError as error:
