@@ -142,7 +142,7 @@ class Ranks:
         self.dist.init_process_group(self.backend, timeout=datetime.timedelta(seconds=120), **more)
         self.rank, self.ranks = self.dist.get_rank(), self.dist.get_world_size()
         self.dtype = self.torch.bfloat16 if gpu else self.torch.float32
-        self.named = str(self.dtype).removeprefix("torch.")
+        self.named: Any = str(self.dtype).removeprefix("torch.")
         self.heads, self.head_dim = (2, 16) if given.tiny else (HEADS, HEAD_DIM)
         self.begun, self.rows = time.perf_counter(), list[Row]()
 
@@ -408,7 +408,7 @@ def rule(r: Ranks) -> None:
     torch = r.torch
     length, heads, dim = (32, 2, 16) if r.given.tiny else (1024, 4, 128)
     whole = [r.draw(i, 1, heads, length, dim) for i in range(4)]
-    contenders: dict[str, Callable[[], Any]] = {
+    contenders: dict[str, Callable[..., Any]] = {
         name: partial(getattr(r.parallel, f"{name}_attention"), causal=True) for name in SCHEMES
     }
     with ExitStack() as stack:

@@ -20,6 +20,7 @@ from flashlab.run.autograd import check_axes, gradients_wanted, torch
 from flashlab.run.call import attention as attention_here
 from simulator.errors import Said, UsageError, among, dtype_name
 from simulator.fields import flag, integer
+from simulator.names import Backend
 from simulator.operations.attention import ATTENTION
 from simulator.problem import FIELDS
 
@@ -232,7 +233,9 @@ def _attention(
     def check() -> None:
         check_axes(AXES, q=q, k=k, v=v)
         _check(scheme, q, k, v, flag("causal", causal), layout, peers.ranks)
-        FIELDS["scale"].checked(scale), flag("lse", lse), integer("sm_margin", sm_margin, 0)
+        FIELDS["scale"].checked(scale)
+        flag("lse", lse)
+        integer("sm_margin", sm_margin, 0)
         shapes = {f"{name}.shape": tuple(x.shape) for name, x in (("q", q), ("k", k))}
         said.update({**shapes, "dtype": dtype_name(q), "gradients": gradients_wanted(q, k, v)})
 
@@ -280,5 +283,5 @@ def _check(scheme: str, q: Any, k: Any, v: Any, causal: bool, layout: str, ranks
             raise UsageError("q.shape", tuple(q.shape), "an even number of rows: zigzag deals two chunks to each rank")
 
 
-def _backend(x: Any) -> str:
+def _backend(x: Any) -> Backend:
     return "gpu" if x.is_cuda else "emulator"

@@ -54,9 +54,11 @@ class Call(NamedTuple):
         margin: bool = False,
     ) -> tuple[Any, Any, Any]:
         """`(dq, dk, dv)` of a part: some of this rank's rows, some keys. With `partial` dk and dv are float32."""
-        arrays = {name: x if rows == EVERY or x is None else x[:, :, rows] for name, x in given._asdict().items()}
+        arrays: dict[str, Any] = {
+            name: x if rows == EVERY or x is None else x[:, :, rows] for name, x in given._asdict().items()
+        }
         for name in ("lse", "dlse"):
-            arrays[name] = None if arrays[name] is None else arrays[name].contiguous()
+            arrays[name] = arrays[name] if arrays[name] is None else arrays[name].contiguous()
         return called(
             BACKWARD, {**arrays, "k": k, "v": v}, {"causal": causal, "scale": self.scale, "partial": partial}, algorithm="auto",
             one_order=torch.are_deterministic_algorithms_enabled(), tile=None, backend=self.backend, device=None,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,14 +23,15 @@ class Interrupted(RuntimeError):
     """Another rank is gone, or late. One line says which step that ended."""
 
 
-_ledger: Counter[tuple[int, str, str]] | None = None
+Ledger = Counter[tuple[int, str, str]]
+_ledger: Ledger | None = None
 
 
 @contextmanager
-def counted() -> Iterator[Counter[tuple[int, str, str]]]:
+def counted() -> Generator[Ledger]:
     """Counts what this rank sends meanwhile: bytes by `(peer, step, tensor)`, a group's ranks counted from 0."""
     global _ledger
-    before, _ledger = _ledger, Counter()
+    before, _ledger = _ledger, Ledger()
     try:
         yield _ledger
     finally:
@@ -78,14 +79,19 @@ class Peers:
         store.set(keys[self.rank], text)
         try:
             store.wait(keys, store.timeout)
-            return [store.get(key).decode() for key in keys]
+            found = [store.get(key).decode() for key in keys]
         except RuntimeError as error:
             seconds = store.timeout.total_seconds()
             line = f"a rank didn't come to this call within {seconds:g} s, or another call is its next: {_first(error)}"
             raise Interrupted(line) from error
+        if len(set(found)) > 1:  # all stop: the one that has the store stays until the others have read
+            with suppress(RuntimeError):
+                store.set(f"{keys[self.rank]}/read", "")
+                store.wait([f"{key}/read" for key in keys], store.timeout)
+        return found
 
     @contextmanager
-    def _named(self, step: str) -> Iterator[None]:
+    def _named(self, step: str) -> Generator[None]:
         try:
             yield
         except RuntimeError as error:

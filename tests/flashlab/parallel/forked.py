@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def scheme(
     rank: int, folder: str, *, name: str, heads: list[int], length: int, dtype: str, masks: dict[str, Any], **how: Any
 ) -> None:
     """Both ways, twice, each time with other values in memory beside K and V."""
-    import torch
+    torch: Any = import_module("torch")
 
     from flashlab.parallel import distributed as parallel
 
@@ -90,7 +91,7 @@ def decode(
     rank: int, folder: str, *, ranks: int, heads: list[int], keys: int, interleave: int, page_size: int | None
 ) -> None:
     """Keys are striped; without pages, or in pages of the rank's own whose other rows are NaN."""
-    import torch
+    torch: Any = import_module("torch")
 
     from flashlab.parallel import distributed as parallel
     from flashlab.parallel import layouts
@@ -116,7 +117,7 @@ def decode(
 
 def _in_pages(x: Any, pages: int, size: int) -> Any:
     """(1, heads, length, dim) as (pages, heads, size, dim), the last page first."""
-    import torch
+    torch: Any = import_module("torch")
 
     room = torch.full((1, x.shape[1], pages * size, x.shape[3]), float("nan"))
     room[:, :, : x.shape[2]] = x
@@ -125,7 +126,7 @@ def _in_pages(x: Any, pages: int, size: int) -> Any:
 
 def fault(rank: int, folder: str, *, how: str) -> None:
     """Rank 1 does something else. The others call, and may have called before."""
-    import torch
+    torch: Any = import_module("torch")
 
     from flashlab.parallel import distributed as parallel
     from flashlab.parallel.transfers import Peers
@@ -163,8 +164,8 @@ SCENARIOS: dict[str, Callable[..., None]] = {"scheme": scheme, "decode": decode,
 
 def _rank(rank: int, command: dict[str, Any], port: int, told: int) -> None:
     """A rank, in a process of its own."""
-    import torch
-    import torch.distributed as dist
+    torch: Any = import_module("torch")
+    dist: Any = import_module("torch.distributed")
 
     torch.set_num_threads(1)
     begun, seconds = time.perf_counter(), command.pop("timeout", 60.0)

@@ -54,7 +54,8 @@ def test_so_they_are_of_the_kernels(name: str, p: fl.Problem) -> None:
 @pytest.mark.compiler
 @pytest.mark.parametrize("name", ["flash2_backward", "flash3_backward"])
 def test_their_bytes_are_those_of_float32(name: str) -> None:
-    run = fl.emulate(name, **BACKWARD.draw(P), **P.masks, device="h100")
+    arrays: Any = BACKWARD.draw(P)
+    run = fl.emulate(name, **arrays, **P.masks, device="h100")
     counts = fl.count(name, P, device="h100")
     assert run.complaints() == []
     assert run.counts.hbm == counts.hbm
@@ -62,7 +63,7 @@ def test_their_bytes_are_those_of_float32(name: str) -> None:
 
 
 def test_what_does_not_know_it_says_so() -> None:
-    arrays = BACKWARD.draw(P)
+    arrays: Any = BACKWARD.draw(P)
     with pytest.raises(fl.UsageError, match=r"^partial = True: expected nothing: flash1_backward knows causal, .*$"):
         fl.simulate("flash1_backward", **arrays, causal=True, partial=True)
     with pytest.raises(fl.UsageError, match=r"^partial = True: expected nothing: flash2 knows causal, .*$"):
@@ -75,9 +76,9 @@ def test_what_does_not_know_it_says_so() -> None:
 @pytest.mark.compiler
 @pytest.mark.torch
 def test_torch_tensors_are_of_float32_too() -> None:
-    torch = pytest.importorskip("torch")
+    torch: Any = pytest.importorskip("torch")
     arrays = {name: x.astype(np.float32) for name, x in BACKWARD.draw(P).items()}
-    given = {
+    given: Any = {
         name: torch.from_numpy(x).to(torch.float32 if name == "lse" else torch.bfloat16) for name, x in arrays.items()
     }
     dq, dk, dv = fl.attention_backward(**given, causal=True, partial=True, backend="emulator")
