@@ -85,15 +85,11 @@ class Model:
         """The least blocks that hold all tokens."""
         return len({chunk for name in self.tokens for chunk in self.chunks(name)})
 
-    def written_to(self, name: str) -> tuple[int, ...]:
-        """What is in the block into which a request's next token goes: nothing, if that is a new one."""
-        chunks = self.chunks(name) if name in self.tokens else []
-        return chunks[-1] if chunks and len(chunks[-1]) < self.pool.size else ()
-
     def copies(self, name: str) -> int:
-        """How many blocks have to be copied before a request writes: one, if others have what is in its last block."""
-        last = self.written_to(name)
-        return int(bool(last) and any(last in self.chunks(other) for other in self.tokens if other != name))
+        """How many blocks have to be copied before a request writes: one, if its last block isn't full, and others have it."""
+        last = self.chunks(name)[-1] if self.tokens.get(name) else ()
+        shared = any(last in self.chunks(other) for other in self.tokens if other != name)
+        return int(0 < len(last) < self.pool.size and shared)
 
     def do(self, operation: Operation) -> bool:
         """Make it so, unless there is no room: then False."""
@@ -101,10 +97,8 @@ class Model:
         if verb == "free":
             del self.tokens[name]
         elif verb == "fork":
-            length = len(self.tokens[name])
-            self.tokens[other] = self.tokens[name][
-                : length if self.copying else length // self.pool.size * self.pool.size
-            ]
+            tokens, size = self.tokens[name], self.pool.size
+            self.tokens[other] = tokens[: len(tokens) if self.copying else len(tokens) // size * size]
         else:
             before = self.tokens.get(name)
             self.tokens[name] = [*(before or ()), *range(self.written, self.written + n)]
@@ -205,9 +199,8 @@ class World:
         if not room and answer is not refusal:
             raise Broken(f"it returns {answer!r} where there are too few blocks: {refusal} belongs here")
         if room and answer is refusal:
-            raise Broken(
-                f"it returns {refusal}, and there are enough blocks: {self.model.used} hold all tokens, of {self.model.pool.blocks}"
-            )
+            enough = f"{_blocks(self.model.used)} can hold all tokens, and the pool has {self.model.pool.blocks}"
+            raise Broken(f"it returns {refusal}, and there are enough blocks: {enough}")
         if room and not self.model.copying and answer is not True:
             raise Broken(f"it returns {answer!r}, and True belongs here")
         if room and self.model.copying and not _are_pairs(answer):
@@ -260,12 +253,8 @@ class World:
 
     def _of_blocks(self) -> Iterator[str]:
         """Which request has which block? Tables, counts and the free list have to agree."""
-        tables, refs, free, blocks = (
-            self.manager.tables,
-            self.manager.refs,
-            self.manager.free_blocks,
-            self.model.pool.blocks,
-        )
+        m, blocks = self.manager, self.model.pool.blocks
+        tables, refs, free = m.tables, m.refs, m.free_blocks
         for name, table in tables.items():
             for block, times in Counter(table).items():
                 if not isinstance(block, int) or not 0 <= block < blocks:
