@@ -39,6 +39,7 @@ from studies.rows import row, shown
 Row = dict[str, Any]
 SCHEMES = ("ring", "all_gather", "ulysses")
 ONE, TORCH = "one GPU", "torch"
+GRAPH = ", in a graph"
 HEADS, HEAD_DIM = 16, 128
 LENGTHS = (16_384, 65_536, 131_072)
 KEYS = (131_072, 1_048_576)
@@ -83,7 +84,11 @@ def headline(of: Any) -> str:
         beside = f", {best.tflops / alone:.2f} of one GPU's rate" if alone else ""
         return f"{of.ranks} ranks, {longest:,} tokens: {best.contender} reaches {best.tflops:.0f} TFLOP/s a GPU{beside}"
     if of.part == "decode":
-        shares = ", ".join(f"{r.share:.2f} at {r.keys:,}" for r in of.decodes if r.share is not None)
+        shares = ", ".join(
+            f"{r.share:.2f} at {r.keys:,}{GRAPH * r.contender.endswith(GRAPH)}"
+            for r in of.decodes
+            if r.share is not None
+        )
         return f"decoding on {of.ranks} ranks over the time of one: {shares}"
     if of.part == "bytes":
         off = [abs(r.tx - r.formula) / r.formula for r in of.bytes if r.tx is not None and r.formula]
@@ -299,6 +304,19 @@ def _sdpa(torch: Any, q: Any, k: Any, v: Any) -> Any:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # looked up now: it is patched
 
 
+def graphed(torch: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same call in a CUDA graph, as servers replay it: nothing of it is decided on the host again."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        call(), call()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog asks for events meanwhile
+        call()
+    return graph.replay
+
+
 def decode(r: Ranks) -> None:
     """One request's query."""
     one: Any = import_module("flashlab").attention
@@ -314,9 +332,16 @@ def decode(r: Ranks) -> None:
             ONE: partial(one, q, k, v, algorithm="auto", backend=backend),
             "ranks": partial(r.parallel.decode_attention, mine, near, far),
         }
+        if r.backend == "nccl":
+            for name, call in [*calls.items()]:
+                try:
+                    calls[f"{name}{GRAPH}"] = graphed(r.torch, call)
+                except RuntimeError as error:
+                    r.say(f"no graph of {name}: {str(error).splitlines()[0]}")
         found = timed(r, calls, r.given.rounds, 0.02)
         for name, ms in found.items():
-            share_of = ms / found[ONE] if name != ONE and ONE in found else None
+            alone = ONE + GRAPH * name.endswith(GRAPH)
+            share_of = ms / found[alone] if name != alone and alone in found else None
             r.rows.append({
                 "contender": name, "keys": keys, "heads": heads, "kv_heads": kv_heads, "ms": ms, "share": share_of,
                 "rounds": r.given.rounds,
@@ -480,7 +505,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--lengths", type=_numbers, default=list(LENGTHS), help="tokens of all ranks (%(default)s)")
     parser.add_argument("--keys", type=_numbers, default=list(KEYS), help="keys of a request (%(default)s)")
     parser.add_argument(
-        "--margins", type=_numbers, default=[0, 8, 32], help="SMs left to NCCL, beside the usual (%(default)s)"
+        "--margins", type=_numbers, default=[8, 16, 32], help="SMs left to NCCL, beside the usual (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="of calls that are timed (%(default)s)")
     parser.add_argument("--proto", choices=("Simple", "LL", "LL128"), help="NCCL's protocol (its own choice)")

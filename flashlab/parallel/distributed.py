@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 AXES = "(batch, heads, length, head_dim)"
-SM_MARGIN = 16
-"""SMs that kernels leave to NCCL while rows are on their way. A persistent kernel that has all SMs keeps NCCL's blocks waiting
-until it ends, and then nothing overlaps. NCCL has a block for each channel."""
+SM_MARGIN = 0
+"""SMs that kernels leave to NCCL while rows are on their way. NCCL's blocks begin before a kernel's (`Peers.head_start`), so none
+need be left."""
 
 
 def ring_attention(

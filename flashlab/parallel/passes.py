@@ -36,7 +36,9 @@ class Call(NamedTuple):
     backend: Any
 
     def forward(self, q: Any, k: Any, v: Any, *, causal: bool = False, margin: bool = False) -> tuple[Any, Any]:
-        """`(out, lse)` of a part. With a `margin` it leaves SMs to transfers."""
+        """`(out, lse)` of a part. With a `margin` a transfer runs meanwhile: it begins first, and `sm_margin` SMs are left to it."""
+        if margin:
+            self.peers.head_start(q)
         return called(
             ATTENTION, {"q": q, "k": k, "v": v}, {"causal": causal, "scale": self.scale}, algorithm="auto", tile=None,
             backend=self.backend, device=None, lse=True, sm_margin=self.sm_margin if margin else 0,

@@ -110,6 +110,16 @@ class Peers:
             works = dist.batch_isend_irecv([*sends, *receives])
         return Pending(self, step, works, received, [*tensors.values()])
 
+    def head_start(self, x: Any) -> None:
+        """On a GPU the next kernel waits a moment, so that the blocks of a transfer come to their SMs before its own.
+
+        Both wait for the same work. The kernel is the faster to start, takes all SMs, and keeps them until it ends: nothing would
+        overlap. Once NCCL has its SMs, a kernel's last blocks wait for them, and then take what is left to do. A backward pass
+        needs no such wait, for its first launch is a short one.
+        """
+        if x.is_cuda:
+            torch.cuda._sleep(_HEAD_START)
+
     def gather(self, step: str, x: Any, sizes: Mapping[str, int]) -> Pending:
         """`(ranks, …)`: what each rank has, to all. `sizes` are the bytes of the tensors in x."""
         found = x.new_empty((self.ranks, *x.shape))
