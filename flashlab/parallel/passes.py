@@ -36,7 +36,7 @@ class Call(NamedTuple):
     backend: Any
 
     def forward(self, q: Any, k: Any, v: Any, *, causal: bool = False, margin: bool = False) -> tuple[Any, Any]:
-        """`(out, lse)` of a part. With a `margin` a transfer runs meanwhile: it begins first, and `sm_margin` SMs are left to it."""
+        """`(out, lse)` of a part. With a `margin` a transfer runs meanwhile, which begins first and has SMs left to it."""
         if margin:
             self.peers.head_start(q)
         return called(
