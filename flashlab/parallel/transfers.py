@@ -19,6 +19,10 @@ from simulator.errors import Said, Unavailable, UsageError
 __all__ = ["Interrupted", "Peers", "counted", "peers_of"]
 
 
+_HEAD_START = 40_000
+"""Cycles, some 20 µs."""
+
+
 class Interrupted(RuntimeError):
     """Another rank is gone, or late. One line says which step that ended."""
 
