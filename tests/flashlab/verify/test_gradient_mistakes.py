@@ -147,3 +147,27 @@ def test_two_mistakes_at_once_are_not_taken_for_one() -> None:
 
     found = fl.verify(fl.Adapter(both, operation="backward"), dtypes=["float32"], checks=["rule"])
     assert found.failing is not None and found.failing.likely == ""
+
+
+def test_what_must_be_0_is_said_so() -> None:
+    """Of a row without keys "off by 1e+30 times" would say nothing, nor would it of NaN."""
+    right = backward("")
+
+    def filled(*given: Array, causal: bool = False) -> Any:
+        dq, dk, dv = right(*given, causal=causal)
+        return np.where(np.isneginf(given[5])[..., None], np.float32(3), dq), dk, dv
+
+    found = fl.verify(fl.Adapter(filled, operation="backward"), dtypes=["float32"], checks=["rule"])
+    assert found.failing is not None and "dq at (0, 0, 0) must be 0, and has 3" in found.failing.message
+    assert found.failing.likely == "dq of a query that sees no key must be 0; here it is something else"
+    assert "dq at (0, 0, 0) holds NaN or inf" in (report("NaN").failing or found.failing).message
+
+
+def test_a_row_of_attention_that_must_be_0_is_said_so() -> None:
+    def filled(q: Array, k: Array, v: Array, causal: bool = False) -> Any:
+        out, lse = fl.naive(q, k, v, causal=causal)
+        return np.where(np.isneginf(lse)[..., None], 1.0, out).astype(q.dtype), lse.astype(np.float32)
+
+    found = fl.verify(fl.Adapter(filled, lse="e"), dtypes=["float32"], checks=["rule"])
+    assert found.failing is not None
+    assert "out at (batch, head, row) (0, 0, 0) must be 0, and has 1: it sees no key" in found.failing.message
