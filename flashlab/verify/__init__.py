@@ -31,7 +31,7 @@ from simulator.fields import flag, integer
 from simulator.names import AnyBackend, DeviceName, DType
 from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
-from simulator.problem import DTYPES, ITEMSIZE, Tile
+from simulator.problem import DTYPES, ITEMSIZE, Problem, Tile
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -276,9 +276,11 @@ def _general(
     steps: Steps,
 ) -> Report:
     """The report on an operation that isn't attention."""
-    o, begun, found = options, time.perf_counter(), list[Row]()
-    for each in general.rows(subject, dtypes=dtypes, checks=o.checks, seed=o.seed, steps=steps):
+    o, begun, found, failures = options, time.perf_counter(), list[Row](), list[tuple[Row, Problem]]()
+    for each, problem in general.rows(subject, dtypes=dtypes, checks=o.checks, seed=o.seed, steps=steps):
         found.append(each)
+        if each.status == "failed":
+            failures.append((each, problem))
         if on_row:
             on_row(each)
     return Report(
@@ -290,13 +292,71 @@ def _general(
         lse_checked=True,
         seconds=time.perf_counter() - begun,
         rows=found,
+        failing=_general_failing(subject, failures, o, steps) if failures else None,
     )
 
 
-def run_case(target: Any, case: Case, backend: AnyBackend = "simulator", **options: Any) -> Row:
+def _general_failing(
+    subject: Subject, failures: Sequence[tuple[Row, Problem]], options: Options, steps: Steps
+) -> Failing | None:
+    """What fails in the smallest problem of an operation that isn't attention. The rule comes first, and exceptions last."""
+
+    def rank(found: tuple[Row, Problem]) -> tuple[bool, bool, bool]:
+        row, _ = found
+        return row.ended, row.detail.startswith("raised "), row.check != "rule"
+
+    row, problem = min(failures, key=rank)
+    message, cause, least = f"{row.check}: {row.detail}", "", problem
+    if not row.ended:
+        with suppress(Ended, Refused):
+            least, small = steps.step(lambda: general.smallest(subject, problem, row.check, options.seed))
+            message = f"{row.check}, {small.problem}: {small.detail}"
+            dtype = [p for _, p in failures if p.dtype == problem.dtype]
+            others = list(dict.fromkeys([problem, *dtype[:4], *_of_shapes(subject, problem.dtype)]))
+            cause = steps.step(lambda: general.likely(subject, least, others, options.seed))
+    named = getattr(subject, "target", None)
+    call = f'run_case({{}}, {Case(problem=least, seed=options.seed).source}{{}}, check="{row.check}")'
+    if named is not None:
+        return Failing(message=message, python=_python(named, call), likely=cause)
+    where = "".join(
+        f", {name}={value!r}"
+        for name, value in (("backend", options.backend), ("device", options.device))
+        if value is not None
+    )
+    lines = ["import flashlab as fl", "from flashlab.verify import Case, run_case", ""]
+    return Failing(
+        message=message, python="\n".join([*lines, f"print({call.format(repr(subject.name), where)})"]), likely=cause
+    )
+
+
+def _of_shapes(subject: Subject, dtype: str) -> list[Problem]:
+    """A few problems of an operation that show a mistake's traits apart: the first of its shapes that the subject takes."""
+    sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": dtype}
+    every = (subject.fit(Problem(**sizes | dict(shape))) for shape in subject.operation.shapes.values())
+    return [p for p in every if subject.refuses(p) is None][:6]
+
+
+def _subject(
+    target: Any,
+    backend: AnyBackend,
+    device: DeviceName | None = None,
+    tile: TileShape = None,
+    framework: str | None = None,
+) -> Subject | None:
+    """The subject of a target whose operation isn't attention, or None for any other target."""
+    from flashlab.verify import foreign
+
+    if (row := general.row_of(target)) is not None:
+        return general.subject(row, backend, device=device, tile=tile, framework=framework)
+    adapter = foreign.adapted(target)
+    return None if adapter is None else foreign.foreign(adapter, Steps())
+
+
+def run_case(target: Any, case: Case, backend: AnyBackend = "simulator", *, check: str = "rule", **options: Any) -> Row:
     """Judge one case by the rule, and return its row. The Python in a failing report calls this.
 
-    `target`, `backend` and `options` are those of `verify`.
+    `target`, `backend` and `options` are those of `verify`. `check` is another check of an operation that isn't attention. Of such
+    an operation the rule is for inputs of all kinds.
 
     >>> import flashlab as fl
     >>> from flashlab.verify import Case, run_case
@@ -304,6 +364,8 @@ def run_case(target: Any, case: Case, backend: AnyBackend = "simulator", **optio
     >>> run_case("flash2", case).status
     'passed'
     """
+    if (subject := _subject(target, backend, **options)) is not None:
+        return general.run_problem(subject, case.problem, check, case.seed)
     bench = Bench(target_of(target, backend, **options), (case.problem.dtype,), False, case.seed)
     return bench.perform("rule", _one(bench, case))
 

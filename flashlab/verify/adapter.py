@@ -360,7 +360,7 @@ class CallableTarget(Target):
 
     def _conventions(self) -> str:
         said = {f.name: x for f in fields(Adapter) if (x := getattr(self.adapter, f.name)) != f.default}
-        plain = ("layout", "causal", "lse", "names", "bitwise")
+        plain = ("operation", "layout", "causal", "lse", "names", "bitwise")
         domain = f", domain=fl.{self.adapter.domain!r}" if self.adapter.domain != Domain() else ""
         return "".join(f", {name}={said[name]!r}" for name in plain if said.get(name)) + domain
 

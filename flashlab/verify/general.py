@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,9 +25,10 @@ from simulator.algorithm import Algorithm
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName
+from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
 from simulator.operations.problems import posed
-from simulator.problem import FEATURES
+from simulator.problem import FEATURES, FIELDS
 from simulator.simulate import run_on_data
 
 
@@ -141,8 +143,8 @@ def checks_of(operation: Operation) -> Mapping[str, Check]:
 
 def rows(
     subject: Subject, *, dtypes: Sequence[str], checks: Sequence[str] | None, seed: int, steps: Steps
-) -> Iterator[Row]:
-    """Run the checks (None: all): one row of the report per check, dtype and shape."""
+) -> Iterator[tuple[Row, Problem]]:
+    """Run the checks (None: all): one row of the report per check, dtype and shape, and its problem."""
     operation = subject.operation
     for name, check in checks_of(operation).items():
         simulated = subject.backend == "simulator"
@@ -163,7 +165,7 @@ def rows(
                     continue
                 taken.add(p)
                 row = Row(check=name, case=said(label, wanted, p), problem=describe(p), dtype=dtype, status="passed")
-                yield stepped(steps, partial(_performed, row, subject, check, p, seed), row)
+                yield stepped(steps, partial(_performed, row, subject, check, p, seed), row), p
 
 
 def _performed(row: Row, subject: Subject, check: Check, problem: Problem, seed: int) -> Row:
@@ -183,6 +185,74 @@ def _performed(row: Row, subject: Subject, check: Check, problem: Problem, seed:
         said = " ".join(str(error).split())
         found = replace(found, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
     return replace(found, seconds=time.perf_counter() - begun)
+
+
+def run_problem(subject: Subject, problem: Problem, check: str, seed: int) -> Row:
+    """A check of one problem, as a row of a report."""
+    row = Row(check=check, case="one problem", problem=describe(problem), dtype=problem.dtype, status="passed")
+    return _performed(row, subject, checks_of(subject.operation)[check], problem, seed)
+
+
+MOST_TRIED = 60
+"""How many smaller problems are tried where one fails."""
+
+
+def smallest(subject: Subject, problem: Problem, check: str, seed: int) -> tuple[Problem, Row]:
+    """The smallest problem that was found to fail a check, beginning with one that does, and its row. A smaller one that raises
+    fails otherwise."""
+    found, row, tried = problem, run_problem(subject, problem, check, seed), set[Problem]()
+    shrunk = row.status == "failed"
+    while shrunk:
+        shrunk = False
+        for p in map(subject.fit, _smaller(found)):
+            if p in tried or p == found:
+                continue
+            if len(tried) >= MOST_TRIED:
+                return found, row
+            tried.add(p)
+            other = run_problem(subject, p, check, seed)
+            if other.status == "failed" and other.detail.startswith("raised ") == row.detail.startswith("raised "):
+                found, row, shrunk = p, other, True
+                break
+    return found, row
+
+
+def _smaller(p: Problem) -> Iterator[Problem]:
+    """Problems with less of something, the simplest first."""
+    changes = list[dict[str, Any]]()
+    for name in FEATURES:
+        if name in p.applied and name not in ("lengths", "page_size"):
+            changes.append({name: FIELDS[name].default})
+    if p.lengths is not None:
+        lengths = list(p.lengths)
+        if len(lengths) > 1:
+            changes += [{"lengths": lengths[:i] + lengths[i + 1 :]} for i in range(len(lengths))]
+        changes += [{"lengths": [tuple(-(-n // k) for n in each) for each in lengths]} for k in (8, 2)]
+    else:
+        changes += [{name: n} for name in ("len_q", "len_kv") for n in _less(getattr(p, name))]
+    changes += [{"batch": 1}] if p.batch > 1 else []
+    if p.kv_heads > 1:
+        changes.append({"heads": p.queries_per_kv, "kv_heads": 1})
+    if p.queries_per_kv > 1:
+        changes.append({"heads": p.kv_heads, "kv_heads": p.kv_heads})
+    changes += [{"head_dim": n} for n in _less(p.head_dim) if n >= 8]
+    for change in changes:
+        with suppress(UsageError):
+            yield p.replace(**change)
+
+
+def _less(n: int) -> list[int]:
+    """Smaller numbers, the smallest first."""
+    return [m for m in dict.fromkeys((1, 2, n // 8, n // 4, n // 2, n - 1)) if 0 < m < n]
+
+
+def likely(subject: Subject, failing: Problem, others: Sequence[Problem], seed: int) -> str:
+    """The mistake that explains what fails, if it is known."""
+    if subject.operation is not BACKWARD:
+        return ""
+    from flashlab.verify import gradient_mistakes  # only where something is wrong
+
+    return gradient_mistakes.likely(subject, failing, others, seed)
 
 
 def row_of(target: Any) -> Algorithm | None:

@@ -19,6 +19,8 @@ Align = Literal["bottom-right", "top-left"]
 SUMS = {"float32": 1e-4, "float16": 2.0**-9, "bfloat16": 2.0**-7, FP8: 2.0**-6}
 """How far the mean of any number of ones may be from 1, by dtype. It is a few units in the last place of the output,
 since the roundings of P average out. For 8 bits it is what a tensor core loses in the sum of a few hundred products."""
+NOTHING = 1e-20
+"""A row of zeros may be off by no more. So "off by so many times" would say nothing of it."""
 TEXT = (
     "per row: |out-ref| <= 1.5u*sqrt(|o|^2 + sum p^2|v|^2) + d*sqrt(sum p^2|v-o|^2), |LSE-ref| <= max(2e-5, d), "
     "u = 2^-11 float16, 2^-8 bfloat16, 2e-6 float32, 2^-4 float8, d = 2e-6*max(1, max scale*sum|q k|); "
@@ -114,8 +116,13 @@ def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:
         ratios = np.linalg.norm(exact - expected.out, axis=-1) / expected.out_tolerance
     ratios = np.where(np.isfinite(exact).all(-1), ratios, np.inf)
     out_ratio, where = _worst(ratios)
-    message = f"out at (batch, head, row) {where} is off by {out_ratio:.3g} x what the rule allows"
-    message = message if out_ratio > 1 else None
+    message = (
+        f"out at (batch, head, row) {where} is off by {out_ratio:.3g} x what the rule allows" if out_ratio > 1 else None
+    )
+    if message and not expected.out[where].any() and expected.out_tolerance[where] <= NOTHING:
+        message = (
+            f"out at (batch, head, row) {where} must be 0, and has {np.abs(exact[where]).max():.3g}: it sees no key"
+        )
     if math.isinf(out_ratio):
         message = f"out at (batch, head, row) {where} holds NaN or inf"
     lse_ratio = 0.0
@@ -126,10 +133,8 @@ def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:
         lse_ratio, where = _worst(off / expected.lse_tolerance)
         if lse_ratio > 1 and message is None:
             got, want = lse[where], expected.lse[where]
-            message = (
-                f"LSE at (batch, head, row) {where} is {got:.7g}, expected {want:.7g}: "
-                f"off by {lse_ratio:.3g} x what the rule allows"
-            )
+            message = f"LSE at (batch, head, row) {where} is {got:.7g}, expected {want:.7g}"
+            message += ": it sees no key" if np.isneginf(want) else f": off by {lse_ratio:.3g} x what the rule allows"
     return Judgement(out_ratio, lse_ratio, message)
 
 

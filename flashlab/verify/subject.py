@@ -10,6 +10,7 @@ import numpy as np
 
 from flashlab.verify.adapter import Failure
 from flashlab.verify.memory import Frame
+from flashlab.verify.rule import NOTHING
 from simulator import Problem
 from simulator.dtypes import Array, as_numpy
 from simulator.operations.operation import Operation
@@ -91,6 +92,10 @@ def worst(operation: Operation, expected: Expected, outputs: Mapping[str, Array]
         )  # a bound of 0 wants equality
         if ratio.size and ratio.max() > 1:
             where = tuple(int(n) for n in np.unravel_index(int(ratio.argmax()), ratio.shape))
+            if not np.isfinite(got[where]).all():
+                raise Failure(f"{name} at {where} holds NaN or inf")
+            if not exact[where].any() and bounds[name][where] <= NOTHING:
+                raise Failure(f"{name} at {where} must be 0, and has {np.abs(got[where]).max():.3g}")
             raise Failure(f"{name} at {where} is off by {ratio.max():.3g} x its bound")
         most = max(most, float(ratio.max(initial=0.0)))
     return most
