@@ -266,7 +266,10 @@ class _Cache:
         """Write rows of requests at positions. Rows that aren't whole chunks of 16 bytes are torch's to write."""
         size = self.k.shape[2]
         pages = self.table[which, positions.div(size, rounding_mode="floor")].long()
-        rows, slots = positions % size, pages * size + positions % size
+        rows = positions % size
+        slots = torch.where(
+            (positions < 0) | (pages < 0), -1, pages * size + rows
+        )  # -1: a padded request, which is skipped
         new = [x.flatten(0, -3) for x in (k, v)]
         if all(x.shape[-1] * x.element_size() % 16 == 0 for x in (self.k, self.v)):
             backend: Any = "gpu" if self.k.is_cuda else "emulator"
