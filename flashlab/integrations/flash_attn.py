@@ -1,6 +1,6 @@
 """The functions of the package flash-attn, by our kernels: the same names, signatures and layouts, with gradients.
 
-    from flashlab.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from flashlab.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 What our kernels don't have is refused in one line. Every keyword stands in the signatures, because Transformers reads these and
 drops what isn't named. `num_splits` and `pack_gqa` say how FlashAttention-3 is to be fast: they are taken, and nothing follows
@@ -10,17 +10,20 @@ from them. Tensors on a CPU run on the emulator, which is slow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
 from typing import Any
 
 from flashlab.base.host import refused
 from flashlab.run.autograd import attention, check_axes, check_tensors, offsets, torch, used
-from simulator.errors import UsageError
+from flashlab.run.call import attention as over_pages
+from flashlab.run.pools import append_kv
+from simulator.errors import Said, UsageError
 from simulator.fields import flag
 from simulator.problem import FIELDS, Pair
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 
 def flash_attn_func(
@@ -79,15 +82,38 @@ def flash_attn_varlen_func(
     (sequences,), say how many of a sequence's rows are used, from its first: of the others `out` and gradients are 0. What else is
     taken is as in `flash_attn_func`.
 
+    With `block_table`, int32 (sequences, pages), k and v are pools (pages, page_size, heads, head_dim). Nothing is fetched then:
+    the kernel reads `cu_seqlens_q`, and how many keys each sequence has, `seqused_k` or the differences of `cu_seqlens_k`. No
+    gradient flows, and dropout, ALiBi, chunks and `seqused_q` are refused.
+
     >>> import torch
     >>> q, k, v = (torch.randn(50, 2, 16) for _ in "qkv")
     >>> ends = torch.tensor([0, 20, 50], dtype=torch.int32)
     >>> flash_attn_varlen_func(q, k, v, ends, ends, 30, 30, causal=True).shape
     torch.Size([50, 2, 16])
     """
-    del max_seqlen_q, max_seqlen_k, num_splits, pack_gqa
+    del max_seqlen_k, num_splits, pack_gqa
     if block_table is not None:
-        raise refused("block_table", type(block_table).__name__, "None: keys and values lie in no pages here")
+        _check_absent(
+            sm_margin, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, seqused_q=seqused_q
+        )
+        check_axes("(total, heads, head_dim)", q=q)
+        check_axes("(pages, page_size, heads, head_dim)", k=k, v=v)
+        check_axes("(sequences, pages)", block_table=block_table)
+        check_tensors(cu_seqlens_q=cu_seqlens_q)
+        if seqused_k is None:
+            check_tensors(cu_seqlens_k=cu_seqlens_k)
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        options = _over_pages(
+            q, softmax_scale, causal, window_size, softcap, s_aux, learnable_sink, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
+            attention_chunk=attention_chunk,
+        )  # fmt: skip
+        one_each = max_seqlen_q == 1 and len(q) == len(block_table)
+        out, lse = _attended(
+            q, k.transpose(1, 2), v.transpose(1, 2), block_table, seqused_k, None if one_each else cu_seqlens_q, options
+        )
+        return (out, lse, None) if flag("return_attn_probs", return_attn_probs) else out
+    del max_seqlen_q
     check_axes("(total, heads, head_dim)", q=q, k=k, v=v)
     check_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _check_absent(sm_margin, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
@@ -105,6 +131,243 @@ def flash_attn_varlen_func(
         seqused_q = seqused_k = None
     out, lse = _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, {**options, "seqused_q": seqused_q, "seqused_k": seqused_k})
     return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_with_kvcache(
+    q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
+    cache_seqlens: Any = None, cache_batch_idx: Any = None, cache_leftpad: Any = None, block_table: Any = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+    rotary_interleaved: bool = True, alibi_slopes: Any = None, num_splits: int = 0, return_softmax_lse: bool = False, *,
+    page_table: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k_new: Any = None, max_seqlen_q: int | None = None,
+    rotary_seqlens: Any = None, qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+    attention_chunk: int = 0, scheduler_metadata: Any = None, pack_gqa: bool | None = None, sm_margin: int = 0, s_aux: Any = None,
+    learnable_sink: Any = None,
+) -> Any:  # fmt: skip
+    """Attention of new queries over a cache, to which new keys and values are appended first: `out`, or `(out, softmax_lse)`.
+
+    q is (batch, seqlen_q, heads, head_dim), and so is `out`; the LSE is (batch, heads, seqlen_q). With `cu_seqlens_q`, int32 (batch
+    + 1,), q is (total_q, heads, head_dim), one request's queries behind another's, and the LSE (heads, total_q). The caches are
+    (cache_batch, seqlen_cache, kv_heads, head_dim), where `cache_batch_idx`, (batch,), says which line each request has. Or with
+    `block_table`, int32 (batch, pages), which FlashAttention-3 calls `page_table`, they are pools (pages, page_size, kv_heads,
+    head_dim). `cache_seqlens`, a number or int32 (batch,), says how many keys a request has already; left out, all of them.
+
+    k and v (batch, seqlen_new, kv_heads, head_dim), or (total_new, kv_heads, head_dim) with `cu_seqlens_k_new`, are written behind
+    these, in place. With `rotary_cos` and `rotary_sin`, (positions, rotary_dim / 2), q and k are turned first: a key by its
+    position, and a query by that of the new key of its number if `causal` or a window says so, else by that of the first new key.
+    `rotary_interleaved` turns neighbours, and otherwise the first half with the second.
+
+    Masks are aligned bottom-right, with the last key. Nothing is fetched from the GPU. `num_splits`, `pack_gqa`,
+    `scheduler_metadata` and `max_seqlen_q` are taken, and nothing follows from them. `cache_leftpad`, `alibi_slopes`,
+    `rotary_seqlens`, `qv` and the descales are refused. `cu_seqlens_q` needs Hopper. No gradient flows.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(2, 1, 4, 16), torch.randn(2, 1, 2, 16), torch.randn(2, 1, 2, 16)
+    >>> k_cache, v_cache = torch.zeros(2, 2, 32, 2, 16)
+    >>> held = torch.tensor([7, 0], dtype=torch.int32)
+    >>> flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=held, causal=True).shape
+    torch.Size([2, 1, 4, 16])
+    >>> bool((k_cache[0, 7] == k[0, 0]).all())
+    True
+    """
+    del num_splits, pack_gqa, scheduler_metadata, max_seqlen_q
+    if cache_leftpad is not None:
+        raise refused(
+            "cache_leftpad",
+            type(cache_leftpad).__name__,
+            "None: a request's keys begin with the first row of its cache",
+        )
+    _check_absent(
+        sm_margin, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, rotary_seqlens=rotary_seqlens
+    )
+    if block_table is not None and page_table is not None:
+        raise refused("page_table", "torch tensor", "None with block_table, which says the same")
+    options = _over_pages(
+        q, softmax_scale, causal, window_size, softcap, s_aux, learnable_sink, alibi_slopes=alibi_slopes,
+        attention_chunk=attention_chunk,
+    )  # fmt: skip
+    check_axes("(batch, seqlen_cache, kv_heads, head_dim)", k_cache=k_cache, v_cache=v_cache)
+    cache = _Cache.of(
+        k_cache,
+        v_cache,
+        page_table if block_table is None else block_table,
+        cache_batch_idx,
+        cache_seqlens,
+        q,
+        cu_seqlens_q,
+    )
+    if (k is None) != (v is None) or (rotary_cos is None) != (rotary_sin is None):
+        missing = next(
+            name
+            for name, x in (("k", k), ("v", v), ("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin))
+            if x is None
+        )
+        raise UsageError(missing, None, "both of k and v, and both of rotary_cos and rotary_sin, or neither")
+    if k is None and rotary_cos is not None:
+        raise UsageError("k", None, "new keys: rotary_cos and rotary_sin turn these, and queries with them")
+    lengths = cache.lengths
+    if k is not None:
+        if cache_seqlens is None:
+            raise UsageError("cache_seqlens", None, "how many keys each request has before the new ones")
+        which, place, counts = _rows(k, cache.table.shape[0], cu_seqlens_k_new, "k", "cu_seqlens_k_new")
+        positions = cache.lengths[which] + place
+        if rotary_cos is not None:
+            check_axes("(positions, rotary_dim / 2)", rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+            along = bool(options["causal"]) or tuple(options["window"] or ()) not in ((), (None, None))
+            of_q, at, _ = _rows(q, cache.table.shape[0], cu_seqlens_q, "q", "cu_seqlens_q")
+            q = _turned(
+                q,
+                rotary_cos,
+                rotary_sin,
+                cache.lengths[of_q] + (at if along else 0),
+                flag("rotary_interleaved", rotary_interleaved),
+            )
+            k = _turned(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
+        cache.append(k, v, which.flatten(), positions.flatten())
+        lengths = lengths + counts
+    out, lse = _attended(q, cache.k, cache.v, cache.table, lengths.int(), cu_seqlens_q, options)
+    return (out, lse) if flag("return_softmax_lse", return_softmax_lse) else out
+
+
+@dataclass
+class _Cache:
+    """A cache as pools (pages, kv_heads, page_size, head_dim), the block table, and how many keys each request has."""
+
+    k: Any
+    v: Any
+    table: Any
+    lengths: Any
+
+    @classmethod
+    def of(
+        cls, k_cache: Any, v_cache: Any, table: Any, index_of: Any, lengths: Any, q: Any, cu_seqlens_q: Any
+    ) -> _Cache:
+        """The pools are views of the caches. A line of a dense cache is a page. Raises `UsageError`."""
+        size, device = k_cache.shape[1], k_cache.device
+        if table is None:
+            requests = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
+            if index_of is None:
+                if requests != len(k_cache):
+                    raise UsageError(
+                        "q.shape", tuple(q.shape), f"{len(k_cache)} requests, as k_cache has, or cache_batch_idx"
+                    )
+                index_of = torch.arange(requests, device=device)
+            check_axes("(batch)", cache_batch_idx=index_of)
+            table = index_of.int()[:, None].contiguous()
+        elif index_of is not None:
+            raise refused("cache_batch_idx", "torch tensor", "None with a block_table")
+        check_axes("(batch, pages)", block_table=table)
+        if lengths is None or isinstance(lengths, int):
+            held = table.shape[1] * size if lengths is None else lengths
+            lengths = torch.full((len(table),), held, dtype=torch.int32, device=device)
+        check_axes("(batch)", cache_seqlens=lengths)
+        return cls(k_cache.transpose(1, 2), v_cache.transpose(1, 2), table, lengths)
+
+    def append(self, k: Any, v: Any, which: Any, positions: Any) -> None:
+        """Write rows of requests at positions. Rows that aren't whole chunks of 16 bytes are torch's to write."""
+        size = self.k.shape[2]
+        pages = self.table[which, positions.div(size, rounding_mode="floor")].long()
+        rows = positions % size
+        slots = torch.where(
+            (positions < 0) | (pages < 0), -1, pages * size + rows
+        )  # -1: a padded request, which is skipped
+        new = [x.flatten(0, -3) for x in (k, v)]
+        if all(x.shape[-1] * x.element_size() % 16 == 0 for x in (self.k, self.v)):
+            backend: Any = "gpu" if self.k.is_cuda else "emulator"
+            of_k, of_v = (x.transpose(0, 1)[None] for x in new)
+            append_kv(of_k, of_v, self.k, self.v, slot_mapping=slots, backend=backend)
+            return
+        for pool, x in zip((self.k, self.v), new, strict=True):
+            pool[pages, :, rows] = x
+
+
+def _rows(x: Any, requests: int, begins: Any, name: str, said: str) -> tuple[Any, Any, Any]:
+    """Of each new row its request and its number there, like x without heads and head dim; and how many each request has."""
+    device = x.device
+    if begins is None:
+        check_axes("(batch, seqlen, heads, head_dim)", **{name: x})
+        shape = x.shape[:2]
+        which, place = (
+            torch.arange(requests, device=device)[:, None].expand(shape),
+            torch.arange(shape[1], device=device).expand(shape),
+        )
+        return which, place, shape[1]
+    check_axes("(total, heads, head_dim)", **{name: x})
+    check_axes("(batch + 1)", **{said: begins})
+    rows = torch.arange(len(x), device=device)
+    which = torch.searchsorted(begins[1:].contiguous(), rows, right=True, out_int32=False).clamp(max=requests - 1)
+    return which, rows - begins[which], begins[1:] - begins[:-1]
+
+
+def _turned(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool) -> Any:
+    """Rows turned by their positions, in float32 and then rounded: RoPE of the first columns, in pairs or in halves."""
+    turning = 2 * cos.shape[-1]
+    c, s = (each[positions.long()].float().unsqueeze(-2) for each in (cos, sin))
+    head, rest = x[..., :turning].float(), x[..., turning:]
+    a, b = (head[..., ::2], head[..., 1::2]) if interleaved else head.chunk(2, -1)
+    parts = a * c - b * s, b * c + a * s
+    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
+def _over_pages(
+    q: Any,
+    softmax_scale: Any,
+    causal: Any,
+    window_size: Any,
+    softcap: Any,
+    s_aux: Any,
+    learnable_sink: Any,
+    **absent: Any,
+) -> dict[str, Any]:
+    """What the kernels over pages take. Raises `UsageError` for what they don't have."""
+    check_tensors(q=q)
+    for name, x in absent.items():
+        if x is not None and not (isinstance(x, int | float) and x == 0):
+            raise UsageError(
+                name,
+                Said(type(x).__name__) if hasattr(x, "shape") else x,
+                "nothing: the kernels over pages don't have it",
+            )
+    return {
+        "scale": _checked("softmax_scale", "scale", softmax_scale),
+        "causal": _checked("causal", "causal", causal),
+        "window": _window(window_size),
+        "soft_cap": _checked("softcap", "soft_cap", softcap),
+        "sinks": _sinks(s_aux, learnable_sink),
+    }
+
+
+def _attended(
+    q: Any, k: Any, v: Any, table: Any, lengths: Any, begins: Any, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """`out` like q, and the LSE, over pools. q is (batch, seqlen, heads, head_dim) or (total, heads, head_dim)."""
+    rows = (
+        q[None].transpose(1, 2)
+        if q.ndim == 3 and begins is not None
+        else q.unsqueeze(-3).transpose(-3, -2)
+        if q.ndim == 3
+        else q.transpose(1, 2)
+    )
+    where: dict[str, Any] = {"backend": "gpu" if q.is_cuda else "emulator", "algorithm": "auto"}
+    varlen = {} if begins is None else {"cu_seqlens_q": begins}
+    out, lse = over_pages(
+        rows,
+        k,
+        v,
+        block_table=table.contiguous(),
+        seq_lens=lengths.contiguous(),
+        lse=True,
+        **varlen,
+        **where,
+        **options,
+    )
+    if q.ndim == 4:
+        return out.transpose(1, 2).contiguous(), lse
+    return (
+        (out[0].transpose(0, 1).contiguous(), lse[0])
+        if begins is not None
+        else (out[:, :, 0].contiguous(), lse[:, :, 0].T.contiguous())
+    )
 
 
 def _ragged(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, options: dict[str, Any]) -> tuple[Any, Any]:

@@ -366,8 +366,8 @@ def as_flash_attention(version: int = 3) -> Generator[None, None, None]:
     """While this is open, Transformers finds our functions where it looks for FlashAttention-3's: in `flash_attn_interface`.
 
     `attn_implementation="flash_attention_3"` then means ours, on a CPU, too, and continuous batching (`generate_batch`) takes it.
-    There is no `flash_attn_with_kvcache`, so that all batches go by lengths. At the end all is as before, and a model that keeps
-    the name can't run. Raises `UsageError` for another version, and where the real module, or ours, is loaded.
+    On a GPU, batches in which all requests decode go through `flash_attn_with_kvcache`. At the end all is as before, and a model
+    that keeps the name can't run. Raises `UsageError` for another version, and where the real module, or ours, is loaded.
 
     >>> with as_flash_attention():  # doctest: +SKIP
     ...     model.set_attn_implementation("flash_attention_3")
@@ -382,7 +382,7 @@ def as_flash_attention(version: int = 3) -> Generator[None, None, None]:
     utils: Any = import_module("transformers.modeling_flash_attention_utils")
     lent = ModuleType(_LENT)
     vars(lent).update({name: getattr(ours, name) for name in ours.__all__})
-    vars(lent).update(flash_attn_with_kvcache=None, __spec__=ModuleSpec(_LENT, None))
+    vars(lent).update(__spec__=ModuleSpec(_LENT, None))
     rules: dict[str, Any] = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]
     before, loaded = dict(rules), {name: getattr(utils, name) for name in _LOADED}
     sys.modules[_LENT] = lent
