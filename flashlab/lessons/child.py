@@ -36,16 +36,16 @@ DISK = 256 << 20
 def main(folder: Path) -> None:
     """The whole of the process."""
     end_with_parent()
-    _limit()
+    limit_memory()
     job = _job(folder)
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
         (folder / "ready").touch()  # from here on its time counts
-        with _limited(job["seconds"], where):
+        with limited(job["seconds"], where):
             work(folder)
 
 
 @contextmanager
-def _limited(seconds: float, where: TextIO) -> Generator[None]:
+def limited(seconds: float, where: TextIO) -> Generator[None]:
     """Once so much processor time is used up, each thread's line is written down. A busy machine must not look like a hang."""
     if sys.platform == "win32":  # it has no such timer, only the clock's
         faulthandler.dump_traceback_later(seconds, file=where)
@@ -153,7 +153,8 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _limit() -> None:
+def limit_memory() -> None:
+    """Bytes of memory and of files that this process may have, where the system knows such limits."""
     try:
         import resource
     except ImportError:  # Windows has none; the parent's time limit holds there

@@ -12,17 +12,17 @@ from typing import Any
 
 from flashlab.base.process import end_with_parent
 from flashlab.lessons.catalogue import CLASS_EXERCISES
-from flashlab.lessons.child import _limit, _limited, explain
+from flashlab.lessons.child import explain, limit_memory, limited
 
 
 def main(folder: Path) -> None:
     """The whole of the process."""
     end_with_parent()
-    _limit()
+    limit_memory()
     seconds = pickle.loads((folder / "job.pickle").read_bytes())["seconds"]
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
         (folder / "ready").touch()  # from here on its time counts
-        with _limited(seconds, where):
+        with limited(seconds, where):
             work(folder)
 
 

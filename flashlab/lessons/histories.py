@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from flashlab.lessons.lines import at_line, line_of
 
@@ -256,7 +256,7 @@ class World:
         m, blocks = self.manager, self.model.pool.blocks
         tables, refs, free = m.tables, m.refs, m.free_blocks
         for name, table in tables.items():
-            for block, times in Counter(table).items():
+            for block, times in Counter[Any](table).items():
                 if not isinstance(block, int) or not 0 <= block < blocks:
                     yield f"{name} has block {block!r}: the pool has the blocks 0 to {blocks - 1}"
                 if times > 1:
@@ -266,7 +266,7 @@ class World:
             if refs[block] != len(names):
                 have = f"{len(names)} table{'s have' if len(names) != 1 else ' has'} block {block}"
                 yield f"refs[{block}] is {refs[block]}, and {have}" + (f" ({' and '.join(names)})" if names else "")
-        for block, times in Counter(free).items():
+        for block, times in Counter[Any](free).items():
             if block not in owners:
                 yield f"block {block!r} is free: the pool has the blocks 0 to {blocks - 1}"
             elif names := owners[block]:
@@ -279,7 +279,8 @@ class World:
 
 
 def _are_pairs(answer: Any) -> bool:
-    return isinstance(answer, list) and all(isinstance(x, tuple) and len(x) == 2 for x in answer)
+    pairs: list[Any] = cast("list[Any]", answer) if isinstance(answer, list) else [None]
+    return all(type(x) is tuple and len(x) == 2 for x in pairs)
 
 
 def raised(error: Exception, manager: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from flashlab.lessons.class_exercise import ClassExercise, Found
@@ -117,22 +117,23 @@ def _found_wrongly(tokens: tuple[int, ...], answer: Any, due: dict[tuple[int, ..
     """What is wrong with the blocks that were found, or ""."""
     if not isinstance(answer, list):
         return f"it returns {answer!r}, and a list of blocks belongs here"
-    for i, block in enumerate(answer):
+    blocks = cast("list[Any]", answer)
+    for i, block in enumerate(blocks):
         prefix = tokens[: (i + 1) * SIZE]
         if block not in holds:
             return f"it finds block {block}, which nobody may find: it was given away, or isn't full"
         if holds[block] != prefix:
             what = f"which holds the end of {list(holds[block])}, for {list(prefix)}"
             return f"it finds block {block}, {what}: somebody else's prompt"
-    if len(answer) * SIZE >= len(tokens):
-        return f"it finds {len(answer) * SIZE} tokens of {len(tokens)}: the last one has to be computed for an answer"
+    if len(blocks) * SIZE >= len(tokens):
+        return f"it finds {len(blocks) * SIZE} tokens of {len(tokens)}: the last one has to be computed for an answer"
     right = list[int]()
     for i in range((len(tokens) - 1) // SIZE):
         if tokens[: (i + 1) * SIZE] not in due:
             break
         right.append(due[tokens[: (i + 1) * SIZE]])
-    if exactly and answer != right:
-        return f"it returns {answer}, and {right} are there"
+    if exactly and blocks != right:
+        return f"it returns {blocks}, and {right} are there"
     return ""
 
 
@@ -273,13 +274,14 @@ def simulate_day(choose: Callable[[tuple[Waiting, ...], int], Any]) -> Outcome:
 def _chosen(choose: Callable[[tuple[Waiting, ...], int], Any], waiting: list[_Job], free: int) -> Iterator[Waiting]:
     """What a scheduler chooses. Raises `Misused` for what isn't there to be chosen."""
     given = tuple(job.seen() for job in waiting)
-    answer = choose(given, free)
+    answer: Any = choose(given, free)
     if not isinstance(answer, list | tuple) or isinstance(answer, Waiting):
         raise Misused(f"it returns {type(answer).__name__}, and a list of requests that wait belongs here")
-    for n, request in enumerate(answer):
+    chosen: list[Any] = list(answer)
+    for n, request in enumerate(chosen):
         if not isinstance(request, Waiting) or request not in given:
             raise Misused(f"it returns {request!r}, which is none of the requests in `waiting`")
-        if request in answer[:n]:
+        if request in chosen[:n]:
             raise Misused(f"it returns {request.name} twice")
         yield request
 
