@@ -1,9 +1,9 @@
-"""The flash-attention project's own test of our functions, at half of its tolerance: `python -m studies upstream FOLDER`.
+"""The flash-attention project's own tests of our functions: `python -m studies upstream FOLDER [attention|cache]`.
 
 FOLDER is a checkout of github.com/Dao-AILab/flash-attention, of which nothing is copied here. Its test `hopper/test_flash_attn.py`
 calls `flash_attn_func` and `flash_attn_varlen_func`, forward and backward, and holds their largest error to `rtol` times that of
 attention in the storage dtype. Here both are ours (`flashlab.integrations.flash_attn`), and each `rtol` of the test is halved as it
-is read.
+is read. With `cache` it is the test of `flash_attn_with_kvcache`, as it stands, in its cases of 16 bits without `cache_leftpad`.
 
 A case of the test tries several head dims of V and chunks, one after the other. Each of these trials is a run of its own here,
 because what our functions refuse would end the case. Refusals are counted by their reason. A trial that fails runs once more at
@@ -38,11 +38,13 @@ from simulator.errors import Said, Unavailable, UsageError
 from studies.rows import row
 
 TESTS = ("test_flash_attn_output", "test_flash_attn_varlen_output")
+CACHE = "test_flash_attn_kvcache"
+PARTS = {"attention": TESTS, "cache": (CACHE,)}
 _FILE = Path("hopper/test_flash_attn.py")
 _DIVISOR = "rtol_divisor"
-_OURS = ("flash_attn_func", "flash_attn_varlen_func")
-_OTHERS = ("flash_attn_combine", "flash_attn_with_kvcache", "get_scheduler_metadata")
-"""What the test's file imports beside them, for tests that aren't run."""
+_OURS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
+_OTHERS = {"flash_attn_combine": None, "get_scheduler_metadata": lambda *_, **__: None}
+"""What the test's file imports beside them. Ours need no metadata."""
 
 REFUSAL = row("Refusal", "What our functions refuse, in their words, and in how many trials.", reason=str, trials=int)
 OUTCOME = row(
@@ -98,7 +100,7 @@ def loaded(folder: Path) -> Generator[dict[str, Any]]:
         raise UsageError("folder", str(folder), f"a checkout of flash-attention, with {_FILE}")
     ours = importlib.import_module("flashlab.integrations.flash_attn")
     interface = ModuleType("flash_attn_interface")
-    vars(interface).update({name: getattr(ours, name) for name in _OURS} | dict.fromkeys(_OTHERS))
+    vars(interface).update({name: getattr(ours, name) for name in _OURS} | _OTHERS)
     names: dict[str, Any] = {"__name__": "flash_attention_test", "__file__": str(path), _DIVISOR: 2}
     before = dict(sys.modules)
     sys.modules["flash_attn_interface"] = interface
@@ -117,14 +119,15 @@ def loaded(folder: Path) -> Generator[dict[str, Any]]:
 
 
 def cases(test: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The arguments of each case of a test, by its marks of pytest."""
+    """The arguments of each case of a test, by its marks of pytest, but for 8 bits and `has_leftpad`."""
     axes: list[list[dict[str, Any]]] = []
     for mark in cast("Any", test).pytestmark:
         if mark.name == "parametrize":
             words, values = mark.args[:2]
             names = [word.strip() for word in words.split(",")] if isinstance(words, str) else list(words)
             axes.append([dict(zip(names, each if len(names) > 1 else (each,), strict=True)) for each in values])
-    return [{name: x for part in parts for name, x in part.items()} for parts in itertools.product(*axes)]
+    found = [{name: x for part in parts for name, x in part.items()} for parts in itertools.product(*axes)]
+    return [case for case in found if not case.get("has_leftpad") and "float8" not in str(case.get("dtype"))]
 
 
 def run(
@@ -184,8 +187,9 @@ def headline(of: Any) -> str:
     """How many trials passed, failed and were refused."""
     passed, refused, failed, at_whole = map(sum, zip(*map(_counts, of.outcomes), strict=True))
     which = "all" if all(x.drawn == x.cases for x in of.outcomes) else f"{sum(x.drawn for x in of.outcomes):,} drawn"
+    how = "of a cache" if of.outcomes[0].test == CACHE else "at half its rtol"
     return (
-        f"flash-attention's own test at half its rtol, {which} cases: {passed:,} of {passed + failed + at_whole:,} trials pass, "
+        f"flash-attention's own test {how}, {which} cases: {passed:,} of {passed + failed + at_whole:,} trials pass, "
         f"{at_whole:,} fail at the whole rtol, too; {refused:,} more are refused"
     )
 
@@ -222,6 +226,7 @@ KIND = Kind(
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("python -m studies upstream", description=KIND.holds)
     parser.add_argument("folder", type=Path, help="a checkout of github.com/Dao-AILab/flash-attention")
+    parser.add_argument("part", nargs="?", choices=[*PARTS], default="attention", help="what is tested (%(default)s)")
     parser.add_argument(
         "--sample", type=int, metavar="N", help="run so many cases of each test, drawn by the seed (all)"
     )
@@ -230,10 +235,15 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--force", action="store_true", help="replace a file of that name")
     given = parser.parse_args(words)
     with loaded(given.folder) as names:
-        outcomes = [run(names, test, given.sample, given.seed, partial(track, description=test)) for test in TESTS]
+        outcomes = [
+            run(names, test, given.sample, given.seed, partial(track, description=test)) for test in PARTS[given.part]
+        ]
     source = hashlib.sha256((given.folder / _FILE).read_bytes()).hexdigest()[:16]
     data = {"source": source, "seed": given.seed, "outcomes": [each.model_dump() for each in outcomes]}
-    named: Any = {"subject": "flash-attention", "condition": f"sample-{given.sample}" if given.sample else None}
-    algorithms = ["flash2", "flash3", "flash2_backward", "flash3_backward"]
+    condition = "_".join(["cache"] * (given.part == "cache") + [f"sample-{given.sample}"] * bool(given.sample)) or None
+    named: Any = {"subject": "flash-attention", "condition": condition}
+    algorithms = (
+        ["flash3_paged"] if given.part == "cache" else ["flash2", "flash3", "flash2_backward", "flash3_backward"]
+    )
     print(results.save(KIND, algorithms, data, **named, folder=given.out, replace=given.force))
     sys.exit(any(each.failures or each.at_whole_rtol or not each.passed for each in outcomes))

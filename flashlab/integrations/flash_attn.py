@@ -148,17 +148,18 @@ def flash_attn_with_kvcache(
     q is (batch, seqlen_q, heads, head_dim), and so is `out`; the LSE is (batch, heads, seqlen_q). With `cu_seqlens_q`, int32 (batch
     + 1,), q is (total_q, heads, head_dim), one request's queries behind another's, and the LSE (heads, total_q). The caches are
     (cache_batch, seqlen_cache, kv_heads, head_dim), where `cache_batch_idx`, (batch,), says which line each request has. Or with
-    `block_table`, int32 (batch, pages), which FlashAttention-3 calls `page_table`, they are pools (pages, page_size, kv_heads,
+    `block_table`, int32 (cache_batch, pages), FlashAttention-3's `page_table`, they are pools (pages, page_size, kv_heads,
     head_dim). `cache_seqlens`, a number or int32 (batch,), says how many keys a request has already; left out, all of them.
 
     k and v (batch, seqlen_new, kv_heads, head_dim), or (total_new, kv_heads, head_dim) with `cu_seqlens_k_new`, are written behind
     these, in place. With `rotary_cos` and `rotary_sin`, (positions, rotary_dim / 2), q and k are turned first: a key by its
     position, and a query by that of the new key of its number if `causal` or a window says so, else by that of the first new key.
-    `rotary_interleaved` turns neighbours, and otherwise the first half with the second.
+    Positions begin at `cache_seqlens`, or at `rotary_seqlens`, (batch,). `rotary_interleaved` turns neighbours, and otherwise the
+    first half with the second.
 
     Masks are aligned bottom-right, with the last key. Nothing is fetched from the GPU. `num_splits`, `pack_gqa`,
     `scheduler_metadata` and `max_seqlen_q` are taken, and nothing follows from them. `cache_leftpad`, `alibi_slopes`,
-    `rotary_seqlens`, `qv` and the descales are refused. `cu_seqlens_q` needs Hopper. No gradient flows.
+    `qv` and the descales are refused. `cu_seqlens_q` needs Hopper. No gradient flows.
 
     >>> import torch
     >>> q, k, v = torch.randn(2, 1, 4, 16), torch.randn(2, 1, 2, 16), torch.randn(2, 1, 2, 16)
@@ -176,9 +177,7 @@ def flash_attn_with_kvcache(
             type(cache_leftpad).__name__,
             "None: a request's keys begin with the first row of its cache",
         )
-    _check_absent(
-        sm_margin, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, rotary_seqlens=rotary_seqlens
-    )
+    _check_absent(sm_margin, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if block_table is not None and page_table is not None:
         raise refused("page_table", "torch tensor", "None with block_table, which says the same")
     options = _over_pages(
@@ -214,14 +213,13 @@ def flash_attn_with_kvcache(
             check_axes("(positions, rotary_dim / 2)", rotary_cos=rotary_cos, rotary_sin=rotary_sin)
             along = bool(options["causal"]) or tuple(options["window"] or ()) not in ((), (None, None))
             of_q, at, _ = _rows(q, cache.table.shape[0], cu_seqlens_q, "q", "cu_seqlens_q")
-            q = _turned(
-                q,
-                rotary_cos,
-                rotary_sin,
-                cache.lengths[of_q] + (at if along else 0),
-                flag("rotary_interleaved", rotary_interleaved),
-            )
-            k = _turned(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
+            first = cache.lengths
+            if rotary_seqlens is not None:
+                check_axes("(batch)", rotary_seqlens=rotary_seqlens)
+                first = rotary_seqlens
+            flag("rotary_interleaved", rotary_interleaved)
+            q = _turned(q, rotary_cos, rotary_sin, first[of_q] + (at if along else 0), rotary_interleaved)
+            k = _turned(k, rotary_cos, rotary_sin, first[which] + place, rotary_interleaved)
         cache.append(k, v, which.flatten(), positions.flatten())
         lengths = lengths + counts
     out, lse = _attended(q, cache.k, cache.v, cache.table, lengths.int(), cu_seqlens_q, options)
@@ -254,7 +252,8 @@ class _Cache:
             check_axes("(batch)", cache_batch_idx=index_of)
             table = index_of.int()[:, None].contiguous()
         elif index_of is not None:
-            raise refused("cache_batch_idx", "torch tensor", "None with a block_table")
+            check_axes("(batch)", cache_batch_idx=index_of)
+            table = table[index_of.long()]
         check_axes("(batch, pages)", block_table=table)
         if lengths is None or isinstance(lengths, int):
             held = table.shape[1] * size if lengths is None else lengths

@@ -26,6 +26,7 @@ import pytest
 import torch
 from padding import exact
 from flash_attn_interface import flash_attn_combine, flash_attn_func, flash_attn_varlen_func
+from flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata
 
 SEEN = []
 
@@ -56,6 +57,19 @@ def test_flash_attn_output(n, m, has_qv, softcap):
         found = torch.autograd.grad(out.float().square().sum(), (q, k, v))
         for mine, right in zip(found, torch.autograd.grad(exact(q, k, v).square().sum(), (q, k, v))):
             near(mine, right, 3 * rtol)
+
+@pytest.mark.parametrize("has_leftpad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_flash_attn_kvcache(off, dtype, has_leftpad):
+    assert not has_leftpad and dtype == torch.float16
+    for dv, chunk in itertools.product([16], [0, 3]):
+        q, k, v = (x.detach() for x in drawn(1, 9, dv))
+        out = flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=torch.tensor([7], dtype=torch.int32), attention_chunk=chunk,
+            scheduler_metadata=get_scheduler_metadata(1, 1),
+        )
+        near(out, exact(q, k[:, :7], v[:, :7]) + off, 2)
 
 @pytest.mark.parametrize("unused", [False, True])
 @pytest.mark.parametrize("softcap", [0.0])
@@ -94,6 +108,16 @@ def test_its_tests_run_with_our_functions_at_half_their_tolerance(tmp_path: Path
     assert (ragged.trials, ragged.passed, ragged.failures) == (2, 1, ())
     assert [each.reason for each in ragged.refusals] == ["sm_margin: expected 0: the kernels leave no SM to others"]
     assert "padding" not in sys.modules and "flash_attn_interface" not in sys.modules
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_the_cache_s_test_runs_as_it_stands(tmp_path: Path) -> None:
+    """Without 8 bits and `has_leftpad`. A wrong output fails, and chunks are refused."""
+    with upstream.loaded(checkout(tmp_path)) as names:
+        found = upstream.run(names, upstream.CACHE)
+    assert (found.cases, found.trials, found.passed, len(found.at_whole_rtol)) == (2, 4, 1, 1)
+    assert [(each.reason.partition(":")[0], each.trials) for each in found.refusals] == [("attention_chunk", 2)]
 
 
 @pytest.mark.torch

@@ -29,35 +29,37 @@ def turned(x: Any, cos: Any, sin: Any, position: int, interleaved: bool) -> Any:
 def plain(
     q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
     cache_seqlens: Any = None, cache_batch_idx: Any = None, block_table: Any = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True, rotary_seqlens: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """`out` and LSE, request by request and row by row. The caches are written."""
     batch, rows, heads, _ = q.shape
     outs, lses = [], []
     size = k_cache.shape[1]
     for b in range(batch):
-        line = (
-            block_table[b].tolist()
-            if block_table is not None
-            else [b if cache_batch_idx is None else int(cache_batch_idx[b])]
-        )
+        own = b if cache_batch_idx is None else int(cache_batch_idx[b])
+        line = [own] if block_table is None else block_table[own].tolist()
         held = (
             len(line) * size
             if cache_seqlens is None
             else int(cache_seqlens if isinstance(cache_seqlens, int) else cache_seqlens[b])
         )
+        first = held if rotary_seqlens is None else int(rotary_seqlens[b])
         mine, new = q[b], 0 if k is None else k.shape[1]
         if rotary_cos is not None:
             along = causal or window_size != (-1, -1)
             mine = torch.stack(
                 [
-                    turned(x, rotary_cos, rotary_sin, held + (i if along else 0), rotary_interleaved)
+                    turned(x, rotary_cos, rotary_sin, first + (i if along else 0), rotary_interleaved)
                     for i, x in enumerate(mine)
                 ]
             )
         for i in range(new):
             at = held + i
-            row = k[b, i] if rotary_cos is None else turned(k[b, i], rotary_cos, rotary_sin, at, rotary_interleaved)
+            row = (
+                k[b, i]
+                if rotary_cos is None
+                else turned(k[b, i], rotary_cos, rotary_sin, first + i, rotary_interleaved)
+            )
             k_cache[line[at // size], at % size], v_cache[line[at // size], at % size] = row, v[b, i]
         n = held + new
         keys, values = (
@@ -121,6 +123,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "RoPE of pairs": (drawn(3, 2, 24, new=2), {"cache_seqlens": HELD, "causal": True, **rotary(16)}),
     "RoPE of halves, in pages": (
         drawn(3, 2, 8, pages=3, new=2), {"cache_seqlens": HELD, "window_size": (6, 0), "rotary_interleaved": False, **rotary(16)},
+    ),
+    "lines of a larger table": (
+        {name: x[:2] if name in ("q", "k", "v") else x for name, x in drawn(3, 2, 8, pages=3, new=2).items()},
+        {"cache_seqlens": HELD[:2], "cache_batch_idx": torch.tensor([2, 1]), "causal": True},
+    ),
+    "RoPE from other positions": (
+        drawn(3, 2, 24, new=2), {"cache_seqlens": HELD, "rotary_seqlens": HELD // 2, "causal": True, **rotary(16)},
     ),
     "RoPE without a mask": (drawn(3, 3, 24, new=1), {"cache_seqlens": HELD, **rotary(16, 8)}),
     "a window and a soft cap": (drawn(3, 4, 24), {"cache_seqlens": HELD, "window_size": (5, 1), "softcap": 3.0}),
@@ -218,7 +227,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("new keys behind nobody knows how many", {"k": torch.zeros(3, 1, 2, 16).half(), "v": torch.zeros(3, 1, 2, 16).half()},
      "cache_seqlens = None"),
     ("two tables", {"block_table": torch.zeros(3, 1).int(), "page_table": torch.zeros(3, 1).int()}, "page_table = torch tensor"),
-    ("lines and a table", {"block_table": torch.zeros(3, 1).int(), "cache_batch_idx": HELD}, "cache_batch_idx = torch tensor"),
     ("another batch", {"q": torch.zeros(2, 1, 4, 16).half()}, r"q.shape = \(2, 1, 4, 16\): expected 3 requests"),
     ("a full cache", {"k": torch.zeros(3, 1, 2, 16).half(), "v": torch.zeros(3, 1, 2, 16).half(), "cache_seqlens": 24},
      r"slot_mapping\[|index|block_table"),
