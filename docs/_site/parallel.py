@@ -1,17 +1,23 @@
-"""Writes the tables of docs/several-gpus.md, by formula and by timeline: `python -m docs._site.parallel`."""
+"""Writes the tables of docs/several-gpus.md, by formula, by timeline and from results: `python -m docs._site.parallel`."""
 
 from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from docs._site.blocks import replaced
+from docs._site.timed import device, link
 from flashlab import Problem, parallel
 from flashlab.base.files import replace_file
+from flashlab.measure import results
 from flashlab.views import figures
 
-PAGE = Path(__file__).resolve().parents[1] / "several-gpus.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "several-gpus.md"
 SENT = Problem(batch=1, heads=32, kv_heads=8, len_q=131_072, head_dim=128, dtype="bfloat16", causal=True)
 MILLION = Problem(batch=1, heads=64, kv_heads=8, len_q=1_048_576, head_dim=128, dtype="bfloat16", causal=True)
 HOST = 8
@@ -85,7 +91,80 @@ def rates() -> str:
     return "\n".join(lines) + f"\n\nWhere they are from:\n\n{sources}\n"
 
 
-BLOCKS = {"sent": sent, "million": million, "rates": rates}
+def newest(subject: str) -> list[results.Result]:
+    """The newest result of a part, of each condition."""
+    found = (r for r in results.find(ROOT / results.FOLDER, kind="parallel") if r.subject == subject)
+    return [*{r.condition: r for r in found}.values()]
+
+
+def measured(subject: str, table: Callable[[Mapping[str, Any]], str]) -> str:
+    """Tables of a part, each with its machine and command."""
+    told = [
+        f"{table(of.data)}\n\n*{of.data['ranks']} GPUs, {device(of)}, {of.content['date'][:10]}:"
+        f" `{of.content['command']}` ({link(of)}).*\n"
+        for of in newest(subject)
+    ]
+    return "\n".join(told) or "This was not measured yet.\n"
+
+
+def speeds(data: Mapping[str, Any]) -> str:
+    """TFLOP/s of one GPU by contender, way and length; in brackets what the timeline predicted."""
+    cells = {(r["contender"], r["backward"], r["length"]): r for r in data["speeds"]}
+    names, lengths = (list(dict.fromkeys(r[x] for r in data["speeds"])) for x in ("contender", "length"))
+    ways = [(way, length) for way in (False, True) for length in lengths]
+
+    def cell(name: str, way: bool, length: int) -> str:
+        row = cells.get((name, way, length))
+        if row is None:
+            return "–"
+        told = row.get("predicted")
+        return f"{row['tflops']:.0f}" + (f" ({row['tflops'] * row['ms'] / told:.0f})" if told else "")
+
+    header = ["contender", *(f"{length // 1024}k{', both ways' if way else ''}" for way, length in ways)]
+    return results.markdown_table(header, [[name, *(cell(name, *each) for each in ways)] for name in names])
+
+
+def link_bytes(data: Mapping[str, Any]) -> str:
+    """Bytes by formula and by the counters, of the rank that is furthest off."""
+    cells: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    for row in data["bytes"]:
+        cells.setdefault((row["contender"], row["backward"]), []).append(row)
+    lines = [
+        (f"`{name}`", "both ways" if backward else "forward", f"{worst['formula']:,}", f"{worst['tx']:,}",
+         f"{100 * (worst['tx'] / worst['formula'] - 1):+.3f} %" if worst["formula"] else "–")
+        for (name, backward), rows in cells.items()
+        if (worst := max(rows, key=lambda r: abs((r["tx"] or 0) - r["formula"])))["tx"] is not None
+    ]  # fmt: skip
+    proto = data["proto"] or "its own choice"
+    table = results.markdown_table(["scheme", "way", "formula", "NVLink's counters", "off by"], lines)
+    return f"NCCL's protocol: {proto}. Bytes that a rank sent in {data['bytes'][0]['calls']} calls:\n\n{table}"
+
+
+def decodes(data: Mapping[str, Any]) -> str:
+    """Milliseconds of a query, and the share of one GPU's."""
+    rows = [
+        (r["contender"], f"{r['keys']:,}", f"{r['heads']}, {r['kv_heads']}", f"{r['ms']:.3f}",
+         "" if r["share"] is None else f"{r['share']:.2f}")
+        for r in data["decodes"]
+    ]  # fmt: skip
+    return results.markdown_table(["contender", "keys", "heads, of K and V", "ms", "× one GPU"], rows)
+
+
+def rules(data: Mapping[str, Any]) -> str:
+    """The largest error over what the rule allows."""
+    rows = [(r["contender"], *(f"{r['shares'][x]:.2f}" for x in ("out", "dq", "dk", "dv"))) for r in data["rules"]]
+    return results.markdown_table(["contender", "out", "dQ", "dK", "dV"], rows)
+
+
+BLOCKS = {
+    "sent": sent,
+    "million": million,
+    "rates": rates,
+    "speed": partial(measured, "speed", speeds),
+    "bytes": partial(measured, "bytes", link_bytes),
+    "decode": partial(measured, "decode", decodes),
+    "rule": partial(measured, "rule", rules),
+}
 
 
 def blocks() -> dict[str, str]:

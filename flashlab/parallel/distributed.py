@@ -125,45 +125,42 @@ def decode_attention(
     Raises as `ring_attention`.
     """
     peers = peers_of(group)
-    said: dict[str, Any] = {"scheme": "decode", "interleave": interleave}
+    paged = block_table is not None
+    said: dict[str, Any] = {"scheme": "decode", "interleave": interleave, "paged": paged}
 
     def check() -> None:
         integer("interleave", interleave, 1)
         check_axes(AXES, q=q, k=k, v=v)
         if gradients_wanted(q, k, v):
-            raise UsageError(
-                "q, k or v", Said("a tensor that requires a gradient"), "none: decoding has no backward pass"
-            )
-        said.update(
-            {
-                "q.shape": tuple(q.shape),
-                "k.shape[1]": k.shape[1],
-                "q.dtype": dtype_name(q),
-                "paged": block_table is not None,
-            }
-        )
+            wanted = "none: decoding has no backward pass"
+            raise UsageError("q, k or v", Said("a tensor that requires a gradient"), wanted)
+        said.update({"q.shape": tuple(q.shape), "k.shape[1]": k.shape[1], "q.dtype": dtype_name(q)})
 
-    _agree(peers, said, check)
-    pages = {} if block_table is None else {"block_table": block_table, "seq_lens": seq_lens}
+    _agree(peers, said, check, (q, k, v))
+    pages = {"block_table": block_table, "seq_lens": seq_lens} if paged else {}
     own, (b, h, rows, d) = q.contiguous(), q.shape
     (gathered,) = peers.gather("gather queries", own, {"q": own.nbytes}).wait()
     out, lse = attention_here(
-        gathered.permute(1, 0, 2, 3, 4).reshape(b, -1, rows, d), k, v, algorithm="auto" if not pages else "paged", lse=True,
+        gathered.permute(1, 0, 2, 3, 4).reshape(b, -1, rows, d), k, v, algorithm="paged" if paged else "auto", lse=True,
         backend=_backend(q), **pages,
     )  # fmt: skip
-    # one transfer: the bytes of each rank's heads, outputs and then LSEs
-    of_ranks = [x.reshape(b, peers.ranks, h, rows, -1).transpose(0, 1).contiguous() for x in (out, lse)]
-    sizes = {name: x[0].nbytes for name, x in zip(("out", "lse"), of_ranks, strict=True)}
-    packed = torch.cat([x.view(torch.uint8).reshape(peers.ranks, -1) for x in of_ranks], 1)
+    # one transfer: the bytes of each rank's heads, LSEs and then outputs
+    of_ranks = {
+        "lse": lse.unflatten(1, (-1, h))[..., None].transpose(0, 1),
+        "out": out.unflatten(1, (-1, h)).transpose(0, 1),
+    }
+    packed = torch.cat([x.reshape(peers.ranks, -1).view(torch.uint8) for x in of_ranks.values()], 1)
+    sizes = {name: x.nbytes // peers.ranks for name, x in of_ranks.items()}
     (received,) = peers.exchange("merge outputs", packed, sizes).wait()
-    outs, lses = (
-        x.contiguous().view(like.dtype).reshape(like.shape)
-        for x, like in zip(received.split([*sizes.values()], 1), of_ranks, strict=True)
+    lses, outs = (
+        (x if received.shape[1] % 4 == 0 else x.contiguous()).view(like.dtype).unflatten(1, like.shape[1:])
+        for x, like in zip(received.split([*sizes.values()], 1), of_ranks.values(), strict=True)
     )
-    weights = torch.softmax(
-        lses.clamp(min=torch.finfo(torch.float32).min), 0
-    )  # without keys the LSE is -inf, and the output 0
+    weights = torch.softmax(lses.clamp(min=_LEAST), 0)  # without keys the LSE is -inf, and the output 0
     return (weights * outs).sum(0).to(q.dtype)
+
+
+_LEAST = torch.finfo(torch.float32).min
 
 
 def shard(x: Any, dim: int, *, group: Any = None, layout: str = "zigzag") -> Any:
@@ -184,11 +181,8 @@ def unshard(x: Any, dim: int, *, group: Any = None, layout: str = "zigzag") -> A
             )
         layouts.check(layout, x.shape[dim] * peers.ranks, peers.ranks, argument=f"shape[{dim}] of all ranks")
 
-    _agree(
-        peers,
-        {"scheme": "unshard", "dim": dim, "shape": tuple(x.shape), "dtype": dtype_name(x), "layout": layout},
-        check,
-    )
+    said = {"scheme": "unshard", "dim": dim, "shape": tuple(x.shape), "dtype": dtype_name(x), "layout": layout}
+    _agree(peers, said, check, (x,))
     own = x.movedim(dim, 0).contiguous()
     (found,) = peers.gather("unshard", own, {"x": own.nbytes}).wait()
     return in_order(found, layout).movedim(0, dim).contiguous()
@@ -239,23 +233,32 @@ def _attention(
         shapes = {f"{name}.shape": tuple(x.shape) for name, x in (("q", q), ("k", k))}
         said.update({**shapes, "dtype": dtype_name(q), "gradients": gradients_wanted(q, k, v)})
 
-    _agree(peers, said, check)
+    _agree(peers, said, check, (q, k, v), sm_margin)
     c = Call(peers, scheme, causal, layout, scale, sm_margin, _backend(q))
     q, k, v = q, k.contiguous(), v.contiguous()
-    if said["gradients"] or (lse and scheme == "ulysses"):
+    if gradients_wanted(q, k, v) or (lse and scheme == "ulysses"):
         out, logs = _Differentiable.apply(c, lse, q, k, v)
     else:
         out, logs, *_ = SCHEMES[scheme][0](c, q, k, v)
     return (out, logs) if lse else out
 
 
-def _agree(peers: Peers, said: dict[str, Any], check: Callable[[], None]) -> None:
-    """Raises what `check` raises, and tells the other ranks so."""
+def _agree(peers: Peers, said: dict[str, Any], check: Callable[[], None], tensors: tuple[Any, ...], *more: Any) -> None:
+    """Raises what `check` raises, and tells the other ranks so. What is called with the same again isn't checked again."""
+    try:
+        plain = *said.values(), *more, torch.is_grad_enabled()
+        key = plain, [type(x) for x in plain], [(x.shape, x.dtype, x.device, x.requires_grad) for x in tensors]
+    except AttributeError:
+        key = None
+    if key is not None and key == peers.checked:
+        return
+    peers.checked = None
     try:
         check()
     except UsageError as error:
         peers.agree(said, error)
     peers.agree(said)
+    peers.checked = key
 
 
 def _check(scheme: str, q: Any, k: Any, v: Any, causal: bool, layout: str, ranks: int) -> None:

@@ -53,6 +53,8 @@ class Peers:
             getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         )  # its name before torch 2.13
         self._agreed: Any = None
+        self.checked: Any = None
+        """What was checked and agreed on last."""
         self._rounds = 0
 
     def agree(self, said: Mapping[str, Any], refused: UsageError | None = None) -> None:
@@ -171,11 +173,12 @@ def peers_of(group: Any) -> Peers:
     if not (dist.is_available() and dist.is_initialized()):
         raise Unavailable("no ranks here: call torch.distributed.init_process_group first, or start by torchrun")
     group = dist.group.WORLD if group is None else group
-    if dist.get_rank(group) < 0:
-        raise UsageError("group", Said("a group without this rank"), "one that this rank is in")
-    if group not in _known:
-        _known[group] = Peers(group)
-    return _known[group]
+    found = _known.get(group)
+    if found is None:
+        if dist.get_rank(group) < 0:
+            raise UsageError("group", Said("a group without this rank"), "one that this rank is in")
+        found = _known[group] = Peers(group)
+    return found
 
 
 def _compare(said: list[dict[str, str]]) -> None:
