@@ -321,8 +321,8 @@ def _launch(n: int, ranks: int, rank: int, of: int, rows: list[Any], launch: Any
     if launch is not None:
         try:
             some, keys, causal = launch
-            part = shown[some, keys]
-            shown[some, keys] = np.tri(*part.shape, part.shape[1] - part.shape[0], bool) if causal else True
+            high, wide = shown[some, keys].shape
+            shown[some, keys] = np.tri(high, wide, wide - high, dtype=bool) if causal else True
         except (TypeError, ValueError, IndexError):
             return _wrong(
                 "usage",
