@@ -123,9 +123,10 @@ def walked(found: object) -> None:
 def places(place: Callable[..., Any], keys: Array, entries: int, rows: int) -> tuple[Array, Array]:
     """What `place` says of keys. Refuses what names no entry of a line of the block table, or no row of a page."""
     accepted = f"an entry of the block table, 0 to {entries - 1:,}, and a row of its page, 0 to {rows - 1:,}"
-    found: Any = place(keys)
-    if type(found) is not tuple or len(found) != 2:
-        raise UsageError("place(n)", Said(type(found).__name__), f"two numbers: {accepted}")
+    said: Any = place(keys)
+    found = cast("tuple[Any, ...]", said) if isinstance(said, tuple) else ()
+    if len(found) != 2:
+        raise UsageError("place(n)", Said(type(said).__name__), f"two numbers: {accepted}")
     entry, row = (cast(Array, np.broadcast_to(np.asarray(x), keys.shape)) for x in found)
     for n, *where in zip(keys.tolist(), entry.tolist(), row.tolist(), strict=True):
         if not all(isinstance(x, int) and 0 <= x < end for x, end in zip(where, (entries, rows), strict=True)):

@@ -384,7 +384,7 @@ def as_flash_attention(version: int = 3) -> Generator[None, None, None]:
     vars(lent).update({name: getattr(ours, name) for name in ours.__all__})
     vars(lent).update(__spec__=ModuleSpec(_LENT, None))
     rules: dict[str, Any] = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]
-    before, loaded = dict(rules), {name: getattr(utils, name) for name in _LOADED}
+    before, loaded = dict(rules), {name: getattr(utils, name) for name in _LOADED if hasattr(utils, name)}
     sys.modules[_LENT] = lent
     utils._loaded_implementation = None
     rules["general_availability_check"] = lambda: True
@@ -403,4 +403,4 @@ _LOADED = (
     "_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
     "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn",
 )  # fmt: skip
-"""What Transformers remembers of the functions that it loaded."""
+"""What Transformers remembers of the functions that it loaded. Releases before 5.23 lack the last."""

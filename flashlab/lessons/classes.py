@@ -81,8 +81,8 @@ def _functions(answer: Any) -> dict[str, Any]:
     """The functions of a class that are its own, by name; or the function itself."""
     if inspect.isfunction(answer):
         return {answer.__name__: answer}
-    own: dict[str, Any] = dict(vars(answer))
-    return {name: x for name, x in own.items() if inspect.isfunction(x)}
+    own: Any = vars(answer)
+    return {name: own[name] for name in own if inspect.isfunction(own[name])}
 
 
 def _refusal(answer: Any, exercise: ClassExercise) -> str:

@@ -277,7 +277,7 @@ def _chosen(choose: Callable[[tuple[Waiting, ...], int], Any], waiting: list[_Jo
     answer: Any = choose(given, free)
     if not isinstance(answer, list | tuple) or isinstance(answer, Waiting):
         raise Misused(f"it returns {type(answer).__name__}, and a list of requests that wait belongs here")
-    chosen: list[Any] = list(answer)
+    chosen = cast("Sequence[Any]", answer)
     for n, request in enumerate(chosen):
         if not isinstance(request, Waiting) or request not in given:
             raise Misused(f"it returns {request!r}, which is none of the requests in `waiting`")
