@@ -328,7 +328,7 @@ _LAUNCHES = {"cuda": _in_cuda, "triton": _in_triton}
 
 def _fill(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> None:
     """Put every tensor into the arena."""
-    batch = counts.problem.batch
+    batch = counts.problem.rows_batch
     for spec in counts.tensors.values():
         if spec.vector and spec.name in inputs:
             arena.put(spec.name, np.ascontiguousarray(inputs[spec.name], numpy_dtype(spec.dtype)))

@@ -83,7 +83,7 @@ class Plan:
         self._known = {x.name for x in self.operation.inputs} | self.returned.keys()
         self.zeros = {x.name: Zeros(x.nbytes) for x in tensors.values() if x.zeros}
         self.workspace = _workspace(self.counts)
-        self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
+        self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.rows_batch)) for x in tensors.values()]
         self._launcher = functools.lru_cache(_MOST_KEPT)(functools.partial(Launcher, self))
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._warm = dict[tuple[Any, ...], Ready]()
