@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashlab.verify import general
@@ -222,8 +223,10 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         found = None
         if trial.case and count and not row.ended:
             found = _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200).failing
-        smaller = (_one(bench, found[0]), found[1]) if found else (trial, row)
-        failing = _failing(bench, *smaller, trial.case)
+        smaller, before = (_one(bench, found[0]), found[1]) if found else (trial, row), trial.case
+        if trial.case is None and not row.ended:
+            smaller, before = _by_the_rule(bench, trial) or smaller, Case(problem=trial.problem, seed=bench.seed)
+        failing = _failing(bench, *smaller, before)
     return Report(
         target=wanted.name,
         backend=wanted.backend,
@@ -449,6 +452,20 @@ def _search(bench: Bench, examples: int, domain: Domain | None = None, *, any_ti
         detail="" if found.tried else bench.steps.over or "none of them is supported",
         seconds=time.perf_counter() - begun,
     ), None
+
+
+def _by_the_rule(bench: Bench, trial: Trial) -> tuple[Trial, Row] | None:
+    """The smallest case of a trial's kind that fails by the rule, and its row; None if the trial's problem doesn't."""
+
+    def case(problem: Problem) -> Case:
+        return Case(problem=problem, seed=bench.seed)
+
+    with suppress(Ended, Refused):
+        fit, one = bench.target.domain.fit, partial(_one, bench)
+        problem, row = general.shrunk(trial.problem, fit, lambda p: bench.perform("rule", one(case(p))))
+        if row.status == "failed" and not row.ended:
+            return one(case(problem)), row
+    return None
 
 
 def _one(bench: Bench, case: Case) -> Trial:

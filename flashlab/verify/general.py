@@ -6,7 +6,7 @@ Attention has checks of its own (`probes`). An operation that brings only its ow
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -200,19 +200,24 @@ MOST_TRIED = 60
 def smallest(subject: Subject, problem: Problem, check: str, seed: int) -> tuple[Problem, Row]:
     """The smallest problem that was found to fail a check, beginning with one that does, and its row. A smaller one that raises
     fails otherwise."""
-    found, row, tried = problem, run_problem(subject, problem, check, seed), set[Problem]()
-    shrunk = row.status == "failed"
-    while shrunk:
-        shrunk = False
-        for p in map(subject.fit, _smaller(found)):
+    return shrunk(problem, subject.fit, lambda p: run_problem(subject, p, check, seed))
+
+
+def shrunk(problem: Problem, fit: Callable[[Problem], Problem], run: Callable[[Problem], Row]) -> tuple[Problem, Row]:
+    """The smallest problem that was found to fail, and its row: the problem itself, if it is no failure."""
+    found, row, tried = problem, run(problem), set[Problem]()
+    again = row.status == "failed"
+    while again:
+        again = False
+        for p in map(fit, _smaller(found)):
             if p in tried or p == found:
                 continue
             if len(tried) >= MOST_TRIED:
                 return found, row
             tried.add(p)
-            other = run_problem(subject, p, check, seed)
+            other = run(p)
             if other.status == "failed" and other.detail.startswith("raised ") == row.detail.startswith("raised "):
-                found, row, shrunk = p, other, True
+                found, row, again = p, other, True
                 break
     return found, row
 
@@ -224,10 +229,10 @@ def _smaller(p: Problem) -> Iterator[Problem]:
         if name in p.applied and name not in ("lengths", "page_size"):
             changes.append({name: FIELDS[name].default})
     if p.lengths is not None:
-        lengths = list(p.lengths)
+        lengths, whole = list(p.lengths), {"len_q": None, "len_kv": None}
         if len(lengths) > 1:
-            changes += [{"lengths": lengths[:i] + lengths[i + 1 :]} for i in range(len(lengths))]
-        changes += [{"lengths": [tuple(-(-n // k) for n in each) for each in lengths]} for k in (8, 2)]
+            changes += [{**whole, "lengths": lengths[:i] + lengths[i + 1 :]} for i in range(len(lengths))]
+        changes += [{**whole, "lengths": [tuple(-(-n // k) for n in each) for each in lengths]} for k in (8, 2)]
     else:
         changes += [{name: n} for name in ("len_q", "len_kv") for n in _less(getattr(p, name))]
     changes += [{"batch": 1}] if p.batch > 1 else []

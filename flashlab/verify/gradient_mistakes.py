@@ -382,7 +382,9 @@ def likely(subject: Subject, failing: Problem, others: Sequence[Problem], seed: 
 def _larger(subject: Subject, p: Problem) -> Iterator[Problem]:
     """Problems of the same kind with more rows, keys, heads and columns, in which fewer mistakes look alike."""
     if p.lengths is not None:
-        yield subject.fit(p.replace(lengths=[*p.lengths, (9, 41), (40, 23)], head_dim=max(p.head_dim, 48)))
+        yield subject.fit(
+            p.replace(lengths=[*p.lengths, (9, 41), (40, 23)], len_q=None, len_kv=None, head_dim=max(p.head_dim, 48))
+        )
         return
     for rows, keys, group in ((7, 41, 3), (75, 22, 2)):
         heads = {"heads": 4 * group if p.queries_per_kv > 1 else 4, "kv_heads": 4}

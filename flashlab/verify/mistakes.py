@@ -7,7 +7,7 @@ larger ones. All of them are computed here in float64, from the weights that the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from flashlab.verify.bench import Bench, Result, visible
 from flashlab.verify.cases import Case
 from flashlab.verify.rule import Align, Expected, judge
 from simulator import Problem
-from simulator.dtypes import Array
+from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable
 from simulator.operations.attention import ROUNDINGS, SCORE, UNIT
 
@@ -45,7 +45,10 @@ class Scene:
     def of(cls, bench: Bench, case: Case) -> Scene:
         p, arrays = case.problem, case.arrays()
         exact = {name: x.astype(np.float64) for name, x in arrays.items()}
-        return cls(p, bench.target.align, exact, visible(p, bench.target), bench.expect(p, arrays))
+        truth = bench.expect(p, arrays)
+        if p.lengths is not None:
+            return cls(p, bench.target.align, exact, within_sequences(p, lambda i, j: _between(p, i, j)), truth)
+        return cls(p, bench.target.align, exact, visible(p, bench.target) & _shown(exact), truth)
 
     def heads(self, order: Array | None = None) -> tuple[Array, Array]:
         """K and V with one head per query head; `order` says which."""
@@ -106,7 +109,68 @@ class Scene:
         return np.where(self.seen if seen is None else seen, s, -np.inf)
 
 
+def _shown(arrays: dict[str, Array]) -> Any:
+    """The pairs that a dense mask shows, or all."""
+    return arrays["mask"] != 0 if "mask" in arrays else True
+
+
+def _between(p: Problem, i: Array, j: Array) -> Array:
+    """Is key j within the masks of the query that is aligned with key i?"""
+    wide = 1 << 40
+    left, right = (wide if side is None else side for side in (p.left, p.right))
+    return (j >= i - left) & (j <= i + right)
+
+
+def within_sequences(
+    p: Problem,
+    sees: Callable[[Array, Array], Array],
+    aligned: Callable[[int], int] = lambda offset: offset,
+    step: int = 0,
+) -> Array:
+    """Which keys queries see, booleans (len_q, len_kv), where each sequence sees its own, or those of the one `step` later. `sees`
+    is told the key that a query is aligned with, and the key."""
+    found = np.zeros((p.len_q, p.len_kv), bool)
+    for n, (rows, _) in enumerate(p.spans):
+        keys = p.spans[(n + step) % len(p.spans)][1]
+        i = np.arange(len(rows))[:, None] + aligned(len(keys) - len(rows))
+        found[rows.start : rows.stop, keys.start : keys.stop] = sees(i, np.arange(len(keys)))
+    return found
+
+
 Suspect = tuple[str, Expected]
+
+
+def _ragged(c: Scene) -> Iterator[Suspect]:
+    """Other keys than those of a sequence, and other ones of it."""
+    p = c.problem
+    if p.lengths is None or p.alibi:
+        return
+    i, j = np.arange(p.len_q)[:, None] + p.offset, np.arange(p.len_kv)
+    everything = np.ones(c.seen.shape, bool)
+    seen = {
+        "each query sees the keys of all sequences": everything if p.right is None else j <= i + p.right,
+        "each sequence reads the keys of the next one": within_sequences(p, lambda i, j: _between(p, i, j), step=1),
+        "each sequence reads the keys of the one before": within_sequences(p, lambda i, j: _between(p, i, j), step=-1),
+        "the last key of each sequence is dropped": within_sequences(
+            p, lambda i, j: _between(p, i, j) & (j < j.size - 1)
+        ),
+        "the first key of each sequence is dropped": within_sequences(p, lambda i, j: _between(p, i, j) & (j > 0)),
+    }
+    last = p.spans[-1]
+    moved = c.seen.copy()
+    moved[last[0].start :] = False
+    seen["the last sequence is left out"] = moved
+    if p.right is not None or p.left is not None:
+        own = "the causal mask" if p.causal else "the window"
+        seen[f"{own} of each sequence is aligned top-left"] = within_sequences(
+            p, lambda i, j: _between(p, i, j), lambda _: 0
+        )
+        seen[f"{own} is ignored in each sequence"] = within_sequences(p, lambda i, j: np.ones((len(i), len(j)), bool))
+        seen[f"{own} is aligned with the whole batch, not with each sequence"] = _between(p, i, j) & within_sequences(
+            p, lambda i, j: np.ones((len(i), len(j)), bool)
+        )
+    for words, keys in seen.items():
+        yield words, c.softmax(c.masked(c.scores(), keys))
 
 
 def _masks(c: Scene) -> Iterator[Suspect]:
@@ -120,6 +184,11 @@ def _masks(c: Scene) -> Iterator[Suspect]:
         last = aligned[c.align]
         within = np.ones(c.seen.shape, bool) if p.left is None else key >= last - p.left
         seen[f'the causal mask is aligned {other} (if that is meant: causal="{other}")'] = key <= aligned[other]
+        more, fewer = "more queries than keys", "fewer queries than keys"
+        for words, applies in ((more, p.offset < 0), (fewer, p.offset > 0)):
+            seen[f"the causal mask is aligned {other} where there are {words}"] = key <= (
+                aligned[other] if applies else last
+            )
         seen["the causal mask is ignored"] = within
         seen["a causal row misses its last key: < where <= belongs"] = (key < last) & within
         seen["a causal row sees one key too many"] = (key <= last + 1) & within
@@ -141,8 +210,19 @@ def _masks(c: Scene) -> Iterator[Suspect]:
         if p.len_kv % cols:
             whole = p.len_kv - p.len_kv % cols
             seen[f"the keys of the last tile are dropped, where it is not full ({cols} keys)"] = c.seen & (key < whole)
+    shown = _shown(c.arrays)
+    if shown is True and p.causal:
+        yield "the causal mask is ignored beside a mask", c.truth
+    if shown is not True:
+        own = _between(p, row + p.offset, key)
+        if p.causal or p.left is not None or p.right is not None:
+            also = "the causal mask" if p.causal else "the window"
+            yield f"{also} is ignored beside a mask", c.softmax(c.masked(s, shown))
+        yield "the mask is inverted: True hides a key", c.softmax(c.masked(s, ~shown & own))
+        yield "the mask is ignored", c.softmax(c.masked(s, own))
+        yield "the mask is transposed", c.softmax(c.masked(s, own & (shown.T if p.len_q == p.len_kv else False)))
     for words, keys in seen.items():
-        yield words, c.softmax(c.masked(s, np.broadcast_to(keys, c.seen.shape)))
+        yield words, c.softmax(c.masked(s, np.broadcast_to(keys & shown, c.seen.shape)))
     for value in SENTINELS:  # rows that see no key look alike with all of them
         yield "hidden scores are finite, such as -1e4, instead of -inf", c.softmax(np.where(c.seen, s, value))
     if c.seen.all():
@@ -188,6 +268,7 @@ def _soft_cap(c: Scene) -> Iterator[Suspect]:
         "the soft cap is ignored": s,
         "the soft cap bounds products that aren't scaled yet": p.scale * cap * np.tanh(c.products() / cap),
         "the soft cap's tanh isn't multiplied with the cap": np.tanh(s / cap),
+        "the soft cap's tanh is multiplied with the score, not with the cap": s * np.tanh(s / cap),
         "the soft cap cuts scores off, without a tanh": np.clip(s, -cap, cap),
     }
     for words, scores in wrong.items():
@@ -203,6 +284,7 @@ def _sinks(c: Scene) -> Iterator[Suspect]:
     s, none = c.masked(c.logits()), np.full(p.heads, -np.inf)
     sinks = {
         "the sinks are ignored": none,
+        "the sinks are added twice": c.sinks + math.log(2),
         "the sinks are scaled like scores": p.scale * c.sinks,
         "the sinks are taken to base 2, without their log2(e)": c.sinks * math.log(2),
         "each head has the sink of another: that of its KV head": c.sinks[np.arange(p.heads) // p.queries_per_kv],
@@ -260,6 +342,14 @@ def _sums(c: Scene) -> Iterator[Suspect]:
             wrong = (base + np.log(sums))[..., 0]
         tiles = f"when the maximum moves (tiles of {cols} keys)"
         yield f"the accumulator is not rescaled {tiles}", c.weighted(late / safe, c.truth.lse)
+        for first, said in ((2, "third"), (3, "fourth")):
+            if first < len(starts):  # what lies before is relative to one maximum
+                then[..., : starts[first]] = running[..., first - 1 : first]
+                part = np.exp(np.where(np.isneginf(s), -np.inf, s) - np.where(np.isneginf(then), 0.0, then))
+                yield (
+                    f"the accumulator is not rescaled from the {said} tile on (tiles of {cols} keys)",
+                    c.weighted(part / safe, c.truth.lse),
+                )
         yield f"the sum is not rescaled {tiles}", c.weighted(e / both, wrong)
         yield f"neither accumulator nor sum is rescaled {tiles}", c.weighted(late / both, wrong)
 
@@ -299,6 +389,7 @@ def _by_rows(c: Scene, result: Result) -> Iterator[str]:
     empty = np.isneginf(c.truth.lse)
     if not wrong.any():
         return
+    yield from _rounded(c, result)
     if (wrong == empty).all():
         yield "a row that sees no key must be 0, with an LSE of -inf; here it is something else"
         return
@@ -313,8 +404,9 @@ def _by_rows(c: Scene, result: Result) -> Iterator[str]:
             yield words
 
 
-def _matching(bench: Bench, case: Case, *, failing: bool) -> set[str] | None:
-    """The mistakes that explain a case. None if it says nothing: it is too large, or it is not run."""
+def _matching(bench: Bench, case: Case, *, failing: bool) -> dict[str, bool] | None:
+    """Whether each mistake explains a case. Where it is right, those that make no difference aren't all there; where it isn't, ""
+    is. None if it says nothing: it is too large, or it is not run."""
     p = case.problem
     if p.batch * p.heads * p.len_q * p.len_kv > MOST_PAIRS or not bench.does(p):
         return None
@@ -326,22 +418,45 @@ def _matching(bench: Bench, case: Case, *, failing: bool) -> set[str] | None:
         return None
     c = Scene.of(bench, case)
     if result.out.shape != c.truth.out.shape or (result.lse is not None and result.lse.shape != c.truth.lse.shape):
-        return set()
+        return {"": False}
     right = judge(c.truth, result.out, result.lse).passed
     if failing and right:
         return None
-    found = set[str]()
+    found = dict[str, bool]()
     empty = np.isneginf(c.truth.lse)
     for words, expected in _suspects(c):
         # what a row without keys has is a matter of its own
         lse = None if result.lse is None else np.where(empty, np.float32(-np.inf), result.lse)
         expected = replace(expected, lse=np.where(empty, -np.inf, expected.lse))
-        if judge(expected, result.out, lse).passed:
-            found.add(words)
-    return found | (_ROWS if right else set(_by_rows(c, result)))
+        found[words] = judge(expected, result.out, lse).passed or found.get(words, False)
+    return found if right else found | dict.fromkeys(_by_rows(c, result), True) | {"": False}
+
+
+def _rounded(c: Scene, result: Result) -> Iterator[str]:
+    """Numbers that are stored in 16 bits on their way, where the rest is right."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        out = result.out.astype(np.float64)
+        fine = np.linalg.norm(out - c.truth.out, axis=-1) <= c.truth.out_tolerance
+        lse = None if result.lse is None else result.lse.astype(np.float64)
+        known = ~np.isneginf(c.truth.lse)
+        off = np.zeros(known.shape) if lse is None else np.where(known, np.abs(lse - c.truth.lse), 0.0)
+        for short in ("float16", "bfloat16"):
+            unit = 1.01 * UNIT[short]
+            if lse is not None and fine.all() and _stored(result.lse, short):
+                if (off <= unit * np.abs(np.where(known, c.truth.lse, 0.0)) + c.truth.lse_tolerance).all():
+                    yield f"the LSE is rounded to {short}"
+            if c.problem.dtype == "float32" and (off <= c.truth.lse_tolerance).all() and _stored(result.out, short):
+                if (np.abs(out - c.truth.out) <= unit * np.maximum(np.abs(c.truth.out), 1e-3)).all():
+                    yield f"out is rounded to {short}"
+
+
+def _stored(x: Any, dtype: str) -> bool:
+    """Has it no number that this dtype hasn't?"""
+    return np.array_equal(x, x.astype(numpy_dtype(dtype)).astype(x.dtype), equal_nan=True)
 
 
 _ROWS = {
+    *(f"{name} is rounded to {short}" for name in ("out", "the LSE") for short in ("float16", "bfloat16")),
     "a row that sees no key must be 0, with an LSE of -inf; here it is something else",
     "the maximum is not subtracted before exp",
     "the running maximum starts at 0, not at -inf",
@@ -349,25 +464,26 @@ _ROWS = {
 
 
 def _suspects(c: Scene) -> Iterator[Suspect]:
-    for kind in (_masks, _scales, _heads, _soft_cap, _sinks, _alibi, _sums, _lses):
+    for kind in (
+        (_ragged,)
+        if c.problem.lengths is not None
+        else (_masks, _scales, _heads, _soft_cap, _sinks, _alibi, _sums, _lses)
+    ):
         yield from kind(c)
 
 
 def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
     """The mistake that explains a failing case and the `others`, or nothing. At most two are named, with an "or".
 
-    All are mistakes in one sequence, so nothing explains a ragged batch.
+    A mask of bits or blocks is explained by nothing. In a ragged batch mistakes are in which keys a sequence sees.
     """
-    if case.problem.lengths is not None:
+    if case.problem.mask not in (None, "dense"):
         return ""
     with np.errstate(all="ignore"):
-        found = _matching(bench, case, failing=True)
-        if not found:
-            return ""
+        found = {words for words, fits in (_matching(bench, case, failing=True) or {}).items() if fits}
         for other in (*others, *_larger(bench, case)):
-            more = _matching(bench, other, failing=False)
-            if more is not None:
-                found &= more
+            if found and (more := _matching(bench, other, failing=False)) is not None:
+                found = {words for words in found if more.get(words, "" not in more)}
     order: dict[str, Any] = dict.fromkeys(words for words, _ in _suspects(Scene.of(bench, case)))
     named = [words for words in (*order, *sorted(_ROWS)) if words in found]
     return "; or ".join(named) if len(named) <= 2 else ""
@@ -376,6 +492,16 @@ def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
 def _larger(bench: Bench, case: Case) -> Iterator[Case]:
     """Cases of the same kind with more rows, keys and elements, so that fewer mistakes look alike."""
     p = case.problem
+    if p.lengths is not None:
+        more = p.replace(
+            lengths=[*p.lengths, (9, 41), (40, 23), (30, 30)], len_q=None, len_kv=None, head_dim=max(p.head_dim, 48)
+        )
+        yield bench.target.domain.fit_case(replace(case, problem=more))
+        return
+    if p.mask is not None:
+        yield bench.target.domain.fit_case(
+            replace(case, problem=p.replace(mask=None, len_q=p.len_q + 7, len_kv=p.len_kv + 41))
+        )
     for rows, keys in ((7, 41), (75, 22)):
         heads = {"heads": 4 * p.queries_per_kv, "kv_heads": 4}
         changes: dict[str, Any] = {"len_q": p.len_q + rows, "len_kv": p.len_kv + keys, "head_dim": max(p.head_dim, 48)}
