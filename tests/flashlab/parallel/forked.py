@@ -66,6 +66,7 @@ def scheme(
     )
     dlse = torch.from_numpy(drawn(9, 1, heads[0], length)).float()
     found: list[list[Any]] = []
+    ledger: Any = {}
     for other in (0.0, float("nan"))[: 1 + (name == "ring")]:
         own = [parallel.shard(x, 2, layout=how["layout"]) for x in (q, k, v)]
         wide = [torch.full((*x.shape[:2], x.shape[2] + 3, x.shape[3]), other, dtype=x.dtype) for x in own]
