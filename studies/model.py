@@ -185,8 +185,9 @@ def windows(text: Tensor, context: int, batch: int, seed: int) -> Iterator[Tenso
 
 
 def trained(
-    model: nn.Module, drawn: Iterator[Tensor], steps: int, rate: float = 1e-3, dtype: torch.dtype = torch.bfloat16
-) -> Iterator[Tensor]:
+    model: nn.Module, drawn: Iterator[Tensor], steps: int, rate: float = 1e-3, dtype: torch.dtype = torch.bfloat16,
+    loss_of: Callable[[nn.Module, Tensor, torch.dtype], Tensor] = loss_of,
+) -> Iterator[Tensor]:  # fmt: skip
     """Train for so many steps by AdamW, one cycle of learning rates up to `rate`, and give the loss of each step."""
     parameters = list(model.parameters())
     fused = parameters[0].device.type == "cuda"

@@ -1,10 +1,11 @@
-"""Several GPUs: `torchrun --nproc-per-node 2 -m studies parallel [speed] [decode] [bytes] [rule]`.
+"""Several GPUs: `torchrun --nproc-per-node 2 -m studies parallel [speed] [decode] [bytes] [rule] [train]`.
 
 - `speed` times each scheme forwards, and forwards and back, beside torch's `context_parallel` over cuDNN and one GPU alone.
 - `decode` times one request's queries over keys that are striped over the ranks, beside one GPU that has all keys.
 - `bytes` reads NVLink's own counters around many calls of each scheme, beside the formula. NCCL's protocols Simple, LL and LL128
   put other bytes around the same rows: `--proto` chooses one for the whole run.
 - `rule` holds outputs and gradients of each scheme to the rule for errors, and our kernels under torch's `context_parallel`.
+- `train` trains the small model of `studies.model`, with the rows of each window on several ranks, and on one.
 
 Each part writes its file after each length, so a run that is cut off loses little. With `--tiny` it tries all of that on a CPU.
 """
@@ -64,12 +65,17 @@ RULE = row(
     "ParallelRule", "The largest error of a row over what the rule allows, by array.",
     contender=str, length=int, shares=dict[str, float], passed=bool,
 )  # fmt: skip
+TRAIN = row(
+    "ParallelTraining", "Losses of the small model, in nats per token, a step each: with a window's rows on all ranks, and on one."
+    " `apart` is the largest difference.", contender=str, steps=int, losses=tuple[float, ...], alone=tuple[float, ...], apart=float,
+)  # fmt: skip
 PARALLEL = row(
     "Parallel", "What one part measured on so many ranks. `proto` is NCCL's protocol, where one was chosen.", part=str, ranks=int,
     backend=str, nccl=str | None, proto=str | None, heads=int, head_dim=int, dtype=str, speeds=(tuple[SPEED, ...], ()),
     decodes=(tuple[DECODE, ...], ()), bytes=(tuple[BYTES, ...], ()), rules=(tuple[RULE, ...], ()),
+    trainings=(tuple[TRAIN, ...], ()),
 )  # fmt: skip
-_FIELDS = {"speed": "speeds", "decode": "decodes", "bytes": "bytes", "rule": "rules"}
+_FIELDS = {"speed": "speeds", "decode": "decodes", "bytes": "bytes", "rule": "rules", "train": "trainings"}
 
 
 def headline(of: Any) -> str:
@@ -97,6 +103,9 @@ def headline(of: Any) -> str:
             if off
             else "bytes by formula and count"
         )
+    if of.part == "train":
+        apart = max(r.apart for r in of.trainings)
+        return f"{of.trainings[0].steps} steps of training by rows of {of.ranks} ranks: losses at most {apart:.1e} from one rank's"
     return f"{sum(r.passed for r in of.rules)} of {len(of.rules)} hold the rule"
 
 
@@ -109,11 +118,14 @@ def table(of: Any) -> str:
         "bytes": "contender | tokens=length:, | way | rank | calls | formula:, | counted:, | NVLink sent=tx:,"
         " | NVLink received=rx:,",
         "rules": "contender | tokens=length:, | worst | verdict",
+        "trainings": "contender | steps | loss at the end=end:.4f | on one rank=alone:.4f | apart:.1e",
     }
     made: Mapping[str, Callable[[Any], Any]] = {
         "way": lambda r: "forward and backward" if r.backward else "forward",
         "worst": lambda r: ", ".join(f"{name} {x:.2f}" for name, x in r.shares.items()),
         "verdict": lambda r: "passed" if r.passed else "FAILED",
+        "end": lambda r: r.losses[-1],
+        "alone": lambda r: r.alone[-1],
     }
     name = _FIELDS[of.part]
     return shown(columns[name], **made)(type("Rows", (), {"rows": getattr(of, name)}))
@@ -383,7 +395,7 @@ def link_bytes(r: Ranks) -> None:
         heads=r.heads,
         len_q=length,
         head_dim=r.head_dim,
-        dtype=str(r.dtype).removeprefix("torch."),
+        dtype=r.named,
         causal=True,
     )
     by_heads = partial(import_module("flashlab.integrations.torch").attention, causal=True)
@@ -491,7 +503,59 @@ def judged(r: Ranks, whole: list[Any], found: list[Any]) -> dict[str, float]:
     return shares
 
 
-PARTS: Mapping[str, Callable[[Ranks], None]] = {"rule": rule, "speed": speed, "decode": decode, "bytes": link_bytes}
+def train(r: Ranks) -> None:
+    """The same steps from the same weights: with a window's rows on all ranks, whose gradients are averaged, and on one rank."""
+    torch, m, clients = r.torch, import_module("studies.model"), import_module("studies.clients")
+    steps = r.given.steps or (20 if r.given.tiny else 200)
+    config = m.Config(**(clients.TINY if r.given.tiny else clients.SMALL))
+    batch, text = 2 if r.given.tiny else 32, m.library()[0].to(r.device)
+    m.ATTENTION["ring"] = partial(r.parallel.ring_attention, causal=True)
+
+    def of_rows(model: Any, window: Any, dtype: Any) -> Any:
+        """The mean loss of this rank's rows: as many as each rank has."""
+        tokens, told = (r.parallel.shard(x, 1) for x in (window[:, :-1], window[:, 1:]))
+        with torch.autocast(window.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
+            logits = model(tokens)
+        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), told.long().flatten())
+
+    def average(x: Any) -> None:
+        r.dist.all_reduce(x.grad)
+        x.grad /= r.ranks
+
+    found: dict[str, list[float]] = {}
+    for name in ("ring", "flashlab"):
+        torch.manual_seed(0)
+        model = m.Transformer(config).to(r.device).use(name)
+        if name == "ring":
+            model.angles = r.parallel.shard(model.angles, 0)
+            for x in model.parameters():
+                x.register_post_accumulate_grad_hook(average)
+        drawn = m.windows(text, config.context, batch, 0)
+        more: Any = {"loss_of": of_rows} if name == "ring" else {}
+        losses = torch.stack([*m.trained(model, drawn, steps, dtype=r.dtype, **more)])
+        if name == "ring":
+            r.dist.all_reduce(losses)
+            losses /= r.ranks
+        found[name] = losses.tolist()
+        r.say(f"train, {name}: {found[name][0]:.4f} to {found[name][-1]:.4f}")
+    apart = max(abs(x - y) for x, y in zip(found["ring"], found["flashlab"], strict=True))
+    r.rows.append(
+        {"contender": "ring", "steps": steps, "losses": found["ring"], "alone": found["flashlab"], "apart": apart}
+    )
+    r.save("train")
+    if r.dtype is torch.float32 and apart > APART:
+        raise UsageError("loss", apart, f"at most {APART} from one rank's")
+
+
+APART = 1e-5
+"""Of a loss in float32 from one rank's."""
+PARTS: Mapping[str, Callable[[Ranks], None]] = {
+    "rule": rule,
+    "speed": speed,
+    "decode": decode,
+    "bytes": link_bytes,
+    "train": train,
+}
 
 
 def _numbers(text: str) -> list[int]:
@@ -508,6 +572,7 @@ def main(words: Sequence[str]) -> None:
         "--margins", type=_numbers, default=[8, 16, 32], help="SMs left to NCCL, beside the usual (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="of calls that are timed (%(default)s)")
+    parser.add_argument("--steps", type=int, help="of training (200, or 20)")
     parser.add_argument("--proto", choices=("Simple", "LL", "LL128"), help="NCCL's protocol (its own choice)")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the files (%(default)s)")
     parser.add_argument("--dirty", action="store_true", help="save what changed sources measured")

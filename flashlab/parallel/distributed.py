@@ -245,11 +245,12 @@ def _attention(
 
 def _agree(peers: Peers, said: dict[str, Any], check: Callable[[], None], tensors: tuple[Any, ...], *more: Any) -> None:
     """Raises what `check` raises, and tells the other ranks so. What is called with the same again isn't checked again."""
+    key: Any = None
     try:
         plain = *said.values(), *more, torch.is_grad_enabled()
         key = plain, [type(x) for x in plain], [(x.shape, x.dtype, x.device, x.requires_grad) for x in tensors]
     except AttributeError:
-        key = None
+        pass  # what isn't a tensor is refused below
     if key is not None and key == peers.checked:
         return
     peers.checked = None

@@ -53,9 +53,9 @@ CASES = [
     [pytest.param(*case, marks=[pytest.mark.long] if i > 2 else []) for i, case in enumerate(CASES)],
 )
 def test_ranks_hold_the_rule(
-    ranks: Ranks, tmp_path: Path, name: str, n: int, heads: list[int], layout: str, causal: bool, dtype: str
+    ranks: Ranks, tmp_path: Path, name: str, n: int, heads: list[int], layout: str, causal: bool, dtype: Any
 ) -> None:
-    """Outputs, LSEs and gradients, through both; each rank sends what the formula says. In the child: the same bits twice."""
+    """Outputs, LSEs and gradients, through both; each rank sends what the formula says. In a ring: the same bits twice."""
     p = fl.Problem(
         batch=1,
         heads=heads[0],

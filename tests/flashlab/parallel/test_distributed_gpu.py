@@ -32,7 +32,7 @@ def test_a_part_joins_by_the_kernel_as_by_torch(torch: Any, dtype: str, own_floa
     whole = torch.randn(2, 3, 300, 64, generator=made).to(torch.float32 if own_float else storage)
     part, logs, part_log = (torch.randn(x, generator=made) for x in ((2, 3, 170, 64), (2, 3, 300), (2, 3, 170)))
     part_log[0, 0, :9] = -torch.inf
-    found = []
+    found: list[Any] = []
     for device in ("cpu", "cuda"):
         own, log = whole.to(device, copy=True), logs.to(device, copy=True)
         merge_into(own[:, :, 130:], log[:, :, 130:], part.to(device, storage), part_log.to(device))
