@@ -216,9 +216,16 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
 
 
 def _compiled_unit(source: Source, unit: str, command: Sequence[str], work: Path) -> subprocess.CompletedProcess[str]:
-    """Compile a unit, behind the source's prefix, to kernel.o."""
+    """Compile a unit, behind the source's prefix, to kernel.o. Macros have been replaced: a second time, they'd replace what the
+    prefix has of the emulator's own names."""
     file = work / "kernel.cpp"
-    compiling = [*command, "-c", str(file), "-o", str(work / "kernel.o")]
+    compiling = [
+        *(option for option in command if not option.startswith(("-D", "-U"))),
+        "-c",
+        str(file),
+        "-o",
+        str(work / "kernel.o"),
+    ]
     whole = f'#include "keywords.h"\n{source.prefix}{unit}'
     if UNROLLED[0] in command:  # the loops of the prefix, too
         file.write_text(unrolled(whole), encoding="utf-8")

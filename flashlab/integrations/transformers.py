@@ -27,6 +27,7 @@ from typing import Any
 from flashlab.base.files import replace_file
 from flashlab.base.host import refused
 from simulator.errors import Unavailable, UsageError, unknown
+from simulator.fields import integer
 
 __all__ = [
     "DTYPES", "Seen", "as_flash_attention", "attend", "capture", "capture_text", "capturing", "check_dtype", "check_path",
@@ -99,18 +100,21 @@ def capturing(layer: int, implementation: str) -> Generator[Seen, None, None]:
 def capture(model: Any, tokens: Any, layer: int) -> Seen:
     """What the attention of `layer` receives and returns in one pass of `model` over `tokens` (batch, length).
 
-    Raises `UsageError` for a layer that the model lacks, or a model with attention functions of its own; `Unavailable`
-    without PyTorch and Transformers.
+    Raises `UsageError` for a layer that the model lacks, tokens that it can't read, or a model with attention functions of its
+    own; `Unavailable` without PyTorch and Transformers.
 
     >>> seen = capture(model, input_ids, layer=12)  # doctest: +SKIP
     >>> seen["q"].shape, seen.note["scale"]  # doctest: +SKIP
     (torch.Size([1, 16, 1024, 128]), '0.08838834764831845')
     """
     torch, _ = _torch_and_registry()
+    if not hasattr(getattr(model, "config", None), "get_text_config"):
+        raise UsageError("model", type(model).__name__, "a model of Transformers")
     config = model.config.get_text_config()
     layers: int = config.num_hidden_layers
-    if not 0 <= layer < layers:
+    if integer("layer", layer, 0, f"0 to {layers - 1}") >= layers:
         raise UsageError("layer", layer, f"0 to {layers - 1}")
+    _check_tokens(torch, tokens, config.vocab_size)
     with capturing(layer, config._attn_implementation) as seen, torch.no_grad():
         model(input_ids=tokens, use_cache=False)
     if not seen:
@@ -119,6 +123,20 @@ def capture(model: Any, tokens: Any, layer: int) -> Seen:
             "model", name, "one that takes its attention function from transformers' ALL_ATTENTION_FUNCTIONS"
         )
     return seen
+
+
+def _check_tokens(torch: Any, tokens: Any, vocabulary: int) -> None:
+    """Raises `UsageError` for what isn't a tensor of a model's tokens."""
+    accepted = "a torch tensor of integers, (batch, length), with a token at least"
+    if not isinstance(tokens, torch.Tensor):
+        raise UsageError("tokens", type(tokens).__name__, accepted)
+    if tokens.dtype not in (torch.int32, torch.int64):
+        raise UsageError("tokens.dtype", str(tokens.dtype), accepted)
+    if tokens.ndim != 2 or not tokens.numel():
+        raise UsageError("tokens.shape", tuple(tokens.shape), accepted)
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= vocabulary:
+        raise UsageError("tokens", least if least < 0 else most, f"0 to {vocabulary - 1}, the model's vocabulary")
 
 
 def capture_text(model: str, text: str | PathLike[str], *, layer: int = 0, tokens: int = 1024) -> Seen:

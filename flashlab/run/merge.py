@@ -97,6 +97,10 @@ def _check(outs: Sequence[Any], lses: Sequence[Any]) -> None:
         for i, x in enumerate(parts):
             if not is_array(x) or kind_of(x) != kind_of(first) or kind_of(x) not in _KINDS:
                 raise UsageError(f"{name}[{i}]", type(x).__name__, f"an array of {', '.join(_KINDS)}, all of one kind")
+            if kind_of(x) == "torch" and (x.is_nested or str(x.layout) != "torch.strided"):
+                raise UsageError(
+                    f"{name}[{i}]", Said("a nested tensor" if x.is_nested else "a sparse tensor"), "a dense one"
+                )
             if (dtype := dtype_name(x)) not in dtypes or dtype != dtype_name(parts[0]):
                 raise UsageError(f"{name}[{i}].dtype", dtype, f"{' or '.join(dtypes)}, in all parts the same")
             shape = tuple(first.shape) if name == "outs" else tuple(first.shape)[:-1]

@@ -1,6 +1,7 @@
 // Cooperative groups: blocks, tiles of a warp, coalesced lanes, grids, and clusters of one block. They use the emulator's own
 // collectives. A group of lanes is a mask.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "cuda.h"
 
@@ -261,3 +262,5 @@ template <class T = void> struct bit_or { __forceinline__ T operator()(const T& 
 template <class T = void> struct bit_xor { __forceinline__ T operator()(const T& a, const T& b) const { return a ^ b; } };
 
 }  // namespace cooperative_groups
+
+#include "emu_show_names.h"

@@ -10,6 +10,7 @@
 //   wavefronts   passes over the 32 banks of SRAM that it takes; `ideal` is without bank conflicts
 // The rules for sectors and wavefronts were measured. They are in counts.cpp.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cstdint>
 #include <map>
@@ -66,3 +67,5 @@ unsigned site_of(Place place);
 unsigned sites();
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -1,5 +1,6 @@
 // Complex numbers, as pairs.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "cuda.h"
 
@@ -24,3 +25,5 @@ EMU_COMPLEX(double, cuDoubleComplex, )
 inline cuFloatComplex make_cuFloatComplex(float x, float y) { return {x, y}; }
 inline cuDoubleComplex make_cuDoubleComplex(double x, double y) { return {x, y}; }
 inline cuComplex make_cuComplex(float x, float y) { return {x, y}; }
+
+#include "emu_show_names.h"

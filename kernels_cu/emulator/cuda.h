@@ -1,6 +1,7 @@
 // CUDA C++ for a host compiler: keywords, built-in variables and types, and the functions that every kernel has. It is
 // included before the kernel's own text.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -297,3 +298,5 @@ int describe(void (*)(Parameters...), char* letters, unsigned* sizes, int most) 
   return n;
 }
 }  // namespace emulator
+
+#include "emu_show_names.h"

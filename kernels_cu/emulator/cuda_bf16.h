@@ -1,5 +1,6 @@
 // bfloat16: __nv_bfloat16 and __nv_bfloat162.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "small_floats.h"
 
@@ -18,3 +19,5 @@ inline nv_bfloat162 make_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return {x, y}
 #define CUDART_ONE_BF16 __ushort_as_bfloat16(0x3f80u)
 #define CUDART_ZERO_BF16 __ushort_as_bfloat16(0u)
 #define CUDART_NEG_ZERO_BF16 __ushort_as_bfloat16(0x8000u)
+
+#include "emu_show_names.h"

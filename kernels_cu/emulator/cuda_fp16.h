@@ -1,5 +1,6 @@
 // float16: __half and __half2.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "small_floats.h"
 
@@ -20,3 +21,5 @@ inline half2 make_half2(half x, half y) { return {x, y}; }
 #define CUDART_ONE_FP16 __ushort_as_half(0x3c00u)
 #define CUDART_ZERO_FP16 __ushort_as_half(0u)
 #define CUDART_NEG_ZERO_FP16 __ushort_as_half(0x8000u)
+
+#include "emu_show_names.h"

@@ -1,6 +1,7 @@
 // fp8: e4m3 and e5m2, single, in pairs and in fours. Conversions from wider types saturate, as those of the types do
 // with nvcc.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -79,3 +80,5 @@ using __nv_fp8x2_e4m3 = emulator::Fp8x2<__nv_fp8_e4m3>;
 using __nv_fp8x2_e5m2 = emulator::Fp8x2<__nv_fp8_e5m2>;
 using __nv_fp8x4_e4m3 = emulator::Fp8x4<__nv_fp8_e4m3>;
 using __nv_fp8x4_e5m2 = emulator::Fp8x4<__nv_fp8_e5m2>;
+
+#include "emu_show_names.h"

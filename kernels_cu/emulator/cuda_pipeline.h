@@ -1,5 +1,6 @@
 // Asynchronous copies from HBM to SRAM: the primitives that CUDA C++ has for cp.async.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "cuda.h"
 
@@ -8,3 +9,5 @@ __forceinline__ void __pipeline_memcpy_async(void* to, const void* from, std::si
 }
 __forceinline__ void __pipeline_commit() { emu_copy_commit(); }
 __forceinline__ void __pipeline_wait_prior(unsigned pending) { emu_copy_wait(pending); }
+
+#include "emu_show_names.h"

@@ -1,5 +1,6 @@
 // Types of CUDA's host interface. Structs that kernels take may hold them; nothing here does anything.
 #pragma once
+#include "emu_hide_names.h"
 
 enum cudaError : int { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 using cudaError_t = cudaError;
@@ -22,3 +23,5 @@ enum CUtensorMapDataType : int {
 enum CUtensorMapSwizzle : int {
   CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B,
 };
+
+#include "emu_show_names.h"

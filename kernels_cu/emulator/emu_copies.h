@@ -1,5 +1,6 @@
 // Copies that threads share out. They move 16, 8 or 4 bytes by cp.async where both ends allow it, and single bytes elsewhere.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "ptx_memory.h"
 
@@ -20,3 +21,5 @@ __forceinline__ void share_copy(unsigned rank, unsigned size, void* to, const vo
 }
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -1,5 +1,6 @@
 // What the headers of cuda:: have in common: scopes, orders, sizes, and cuda::std.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <array>
 #include <atomic>
@@ -50,3 +51,5 @@ template <class T = void> struct minimum { __forceinline__ T operator()(const T&
 template <> struct minimum<void> { template <class T> __forceinline__ T operator()(const T& a, const T& b) const { return b < a ? b : a; } };
 
 }  // namespace cuda
+
+#include "emu_show_names.h"

@@ -1,6 +1,7 @@
 // Faults that the processor reports: a stack overflow, a jump to nowhere, an integer division that it can't do. They
 // come as signals. While a kernel runs, a signal becomes a finding and ends the block. So does one that `watch` sends.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <csetjmp>
 #include <csignal>
@@ -41,3 +42,5 @@ class SignalStack {
 };
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -1,6 +1,7 @@
 // Fibers: many stacks on one thread of the operating system, with a switch between them that takes a few nanoseconds.
 // Each lane of a warp is a fiber. It runs until it must wait for others, and later goes on where it stopped.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -53,3 +54,5 @@ inline void* new_fiber(char* stack, std::size_t bytes, void (*entry)()) {
 }
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -1,6 +1,7 @@
 // float16, bfloat16 and the 8-bit formats as bits. Conversions to float are exact. Those from float round to the
 // nearest, ties to even.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <algorithm>
 #include <cmath>
@@ -95,3 +96,5 @@ struct Float8 {
 };
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -1,6 +1,7 @@
 // A barrier of all blocks of a grid: grid.sync(). Each block waits on its own thread of the operating system. So all must be
 // resident at once. After the barrier all threads know what any thread did before it.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <condition_variable>
 #include <cstdint>
@@ -28,3 +29,5 @@ class GridBarrier {
 };
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

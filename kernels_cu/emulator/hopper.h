@@ -9,6 +9,7 @@
 // thread waits for it. A product is computed when a thread waits for it. Until then the box's place in SRAM is PENDING,
 // and the accumulators hold NaNs.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <array>
 #include <cstdint>
@@ -178,3 +179,5 @@ struct Hopper {
 };
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

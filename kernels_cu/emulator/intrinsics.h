@@ -1,5 +1,6 @@
 // Functions for mathematics and bits that every kernel has. The approximate ones are as exact here as the host's library.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cmath>
 #include <cstdint>
@@ -161,3 +162,5 @@ inline double __longlong_as_double(long long x) { return emu_bits<double>(x); }
 
 #include "simd_words.h"
 #include "textures.h"
+
+#include "emu_show_names.h"

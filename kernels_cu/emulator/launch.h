@@ -1,5 +1,6 @@
 // A launch, as Python passes it, and the text that Python gets back.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <pthread.h>
 
@@ -89,3 +90,5 @@ const char* image_base();  // of the kernel's library
 bool inside_image(const void* address);
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -8,6 +8,7 @@
 // Lanes run one after the other, in the order of their numbers. So each run is the same. This hides no race: the detection looks
 // at what orders accesses (memory.h), and not at the order in which they happen to run.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <array>
 #include <cstdint>
@@ -178,3 +179,5 @@ void wait_barrier(int id, int threads, Place place);
 void arrive_barrier(int id, int threads, Place place);
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

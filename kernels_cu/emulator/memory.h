@@ -6,6 +6,7 @@
 // The detection is that of FastTrack (Flanagan and Freund, PLDI 2009), with lists of readers in place of its adaptive
 // epochs.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <atomic>
 #include <cstdint>
@@ -156,3 +157,5 @@ void finish_copies(Lane& lane, unsigned pending);
 void leave_copies(Lane& lane);  // at the thread's end
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

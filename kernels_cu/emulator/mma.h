@@ -3,6 +3,7 @@
 // product is two of m16n8k16. In the other shapes lanes take pairs in turn, row by row. Loads and stores are checked and counted
 // element by element.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -128,3 +129,5 @@ __forceinline__ void mma_sync(fragment<accumulator, M, N, K, D>& d, const fragme
 }
 
 }  // namespace nvcuda::wmma
+
+#include "emu_show_names.h"

@@ -9,6 +9,7 @@
 // A view never changes once other threads may see it. It lives as long as something points to it. So blocks may end, and may run
 // on other threads of the operating system.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <array>
 #include <cstdint>
@@ -75,3 +76,5 @@ struct Heard {
 };
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -1,5 +1,6 @@
 // The host bodies of the primitives in ../include. One call is one lane's part in one warp instruction.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "thread.h"
 
@@ -123,3 +124,5 @@ inline void count_flops(unsigned n) { emu_count_flops(n); }
 inline void count_exp() { emu_count_exp(); }
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

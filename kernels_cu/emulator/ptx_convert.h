@@ -1,5 +1,6 @@
 // cvt, and moves between registers and their parts.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "cuda_fp8.h"
 #include "ptx_scalar.h"
@@ -212,3 +213,5 @@ __forceinline__ void unpack(const S& from, Parts&&... parts) {
 }
 
 }  // namespace emu_ptx
+
+#include "emu_show_names.h"

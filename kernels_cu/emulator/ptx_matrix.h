@@ -1,5 +1,6 @@
 // PTX of matrices and of the engines. It calls the primitives where they have it. The rest is in ptx_matrix.cpp and ptx_bulk.cpp.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "ptx_convert.h"
 
@@ -92,3 +93,5 @@ __forceinline__ void wgmma(float* const (&c)[N], const A& a, u64 b, bool add, in
 }
 
 }  // namespace emu_ptx
+
+#include "emu_show_names.h"

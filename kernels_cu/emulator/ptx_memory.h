@@ -1,5 +1,6 @@
 // PTX of memory, and of threads that work together. It calls the primitives where they have it. The rest is in ptx_memory.cpp.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "ptx_types.h"
 
@@ -159,3 +160,5 @@ __forceinline__ A mapped(A address, const R& rank) {
 }
 
 }  // namespace emu_ptx
+
+#include "emu_show_names.h"

@@ -1,5 +1,6 @@
 // PTX of one thread: arithmetic, comparisons, logic, conversions.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "ptx_types.h"
 
@@ -376,3 +377,5 @@ __forceinline__ D truth(Two<bool> x) {
 }  // namespace emu_ptx
 
 #include "ptx_convert.h"
+
+#include "emu_show_names.h"

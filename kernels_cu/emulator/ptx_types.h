@@ -1,5 +1,6 @@
 // The types of PTX, and how bits go from one to another.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cstdint>
 #include <type_traits>
@@ -115,3 +116,5 @@ template <> inline constexpr bool is_pair<bf16x2> = true;
 template <class T> inline constexpr bool is_pair<Two<T>> = true;
 
 }  // namespace emu_ptx
+
+#include "emu_show_names.h"

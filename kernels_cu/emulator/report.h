@@ -1,5 +1,6 @@
 // What a run reports: findings, each with its place in the source.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cstdint>
 #include <string>
@@ -42,3 +43,5 @@ struct Findings {
 };
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -1,5 +1,6 @@
 // Arithmetic on the two halves or the four bytes of a word (CUDA's SIMD intrinsics): __vadd4, __vsubss4, __vcmpeq2 …
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cstdint>
 
@@ -83,3 +84,5 @@ inline int __dp2a_lo(int x, int y, int z) { return z + static_cast<std::int16_t>
 inline int __dp2a_hi(int x, int y, int z) { return z + static_cast<std::int16_t>(x) * static_cast<std::int8_t>(y >> 16) + (x >> 16) * (y >> 24); }
 inline unsigned __dp2a_lo(unsigned x, unsigned y, unsigned z) { return z + (x & 0xffffu) * (y & 255u) + (x >> 16) * (y >> 8 & 255u); }
 inline unsigned __dp2a_hi(unsigned x, unsigned y, unsigned z) { return z + (x & 0xffffu) * (y >> 16 & 255u) + (x >> 16) * (y >> 24); }
+
+#include "emu_show_names.h"

@@ -1,6 +1,7 @@
 // __half and __nv_bfloat16, single and in pairs, with the operators and intrinsics of both. They compute in float and round once.
 // The functions are friends, so that their arguments convert as they do with nvcc.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "cuda.h"
 #include "floats.h"
@@ -231,3 +232,5 @@ EMU_QUALIFIED(hrint)
   inline PAIR __high2##NAME##2(PAIR x) { return {x.y, x.y}; }                                               \
   inline PAIR __lows2##NAME##2(PAIR x, PAIR y) { return {x.x, y.x}; }                                       \
   inline PAIR __highs2##NAME##2(PAIR x, PAIR y) { return {x.y, y.y}; }
+
+#include "emu_show_names.h"

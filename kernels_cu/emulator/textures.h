@@ -1,6 +1,7 @@
 // Texture objects: arrays that are read by coordinates, with filtering, address modes and conversion to floats. Each texel that
 // a fetch touches counts as a load from HBM.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cmath>
 
@@ -121,3 +122,5 @@ __forceinline__ T tex2DLayered(const cudaTextureObject_t& t, float x, float y, i
 template <class T> __forceinline__ T tex1DLod(const cudaTextureObject_t& t, float x, float) { return tex1D<T>(t, x); }
 template <class T> __forceinline__ T tex2DLod(const cudaTextureObject_t& t, float x, float y, float) { return tex2D<T>(t, x, y); }
 template <class T> __forceinline__ T tex3DLod(const cudaTextureObject_t& t, float x, float y, float z, float) { return tex3D<T>(t, x, y, z); }
+
+#include "emu_show_names.h"

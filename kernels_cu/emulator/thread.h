@@ -1,5 +1,6 @@
 // What a kernel knows about the thread that it runs as: the built-in variables, and the step that it has reached.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cstdint>
 
@@ -20,3 +21,5 @@ struct Thread {
 extern thread_local Thread* current;
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

@@ -3,6 +3,7 @@
 // One block of the launch is recorded, as a sequence of numbers in an array of the source. A variable's values are recorded
 // wherever they may have changed: at a step's end, at a barrier, and at the variable's end.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -104,3 +105,5 @@ struct See {
 }  // namespace emulator
 
 #define EMU_SEE(NUMBER, ROLE, NAME) ::emulator::See<decltype(NAME)> emu_see_##NUMBER(NUMBER, ROLE, NAME);
+
+#include "emu_show_names.h"

@@ -1,6 +1,7 @@
 // A lane can be stopped where it calls the runtime. But the compiler may leave a loop that never does: an empty one, or one without
 // its loads and stores, which the compiler has moved out. Such a lane is watched from outside, and is stopped by a signal.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <pthread.h>
 
@@ -55,3 +56,5 @@ class Watch {
 };
 
 }  // namespace emulator
+
+#include "emu_show_names.h"

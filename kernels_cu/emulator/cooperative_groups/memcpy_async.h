@@ -1,5 +1,6 @@
 // Copies from HBM to SRAM that a group shares out, and waits for.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "../cooperative_groups.h"
 #include "../emu_copies.h"
@@ -25,3 +26,5 @@ template <class Group>
 __forceinline__ void wait(const Group& group) { wait_prior<0>(group); }
 
 }  // namespace cooperative_groups
+
+#include "emu_show_names.h"

@@ -1,5 +1,6 @@
 // Reductions of a group's values. All threads of the group get the result.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "../cooperative_groups.h"
 
@@ -25,3 +26,5 @@ __forceinline__ void reduce_update_async(const Group& group, T* to, const T& val
 }
 
 }  // namespace cooperative_groups
+
+#include "emu_show_names.h"

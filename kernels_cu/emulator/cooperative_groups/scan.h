@@ -1,5 +1,6 @@
 // Prefix sums of a group's values, in the order of ranks.
 #pragma once
+#include "emu_hide_names.h"
 
 #include "../cooperative_groups.h"
 
@@ -26,3 +27,5 @@ template <class Group, class T>
 __forceinline__ std::decay_t<T> exclusive_scan(const Group& group, T&& value) { return exclusive_scan(group, value, plus<std::decay_t<T>>()); }
 
 }  // namespace cooperative_groups
+
+#include "emu_show_names.h"

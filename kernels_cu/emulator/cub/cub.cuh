@@ -1,6 +1,7 @@
 // CUB's primitives for blocks and warps: reductions, prefix sums, loads and stores, radix sort. They use shuffles and SRAM as
 // CUB does, but not the same bytes of it. All algorithms that a template can name are one here.
 #pragma once
+#include "emu_hide_names.h"
 
 #include <limits>
 
@@ -383,3 +384,5 @@ class BlockRadixSort {
 };
 
 }  // namespace cub
+
+#include "emu_show_names.h"

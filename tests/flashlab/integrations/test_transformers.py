@@ -86,6 +86,26 @@ def test_a_layer_that_is_not_there():
         capture(model_of("llama"), torch().arange(12)[None], layer=2)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda ids: {"model": 5}, "model = 'int': expected a model of Transformers"),
+        (lambda ids: {"layer": "a"}, "layer = 'a': expected 0 to 1"),
+        (lambda ids: {"layer": -1}, "layer = -1: expected 0 to 1"),
+        (lambda ids: {"tokens": [1, 2]}, "tokens = 'list': expected a torch tensor of integers"),
+        (lambda ids: {"tokens": ids[0]}, r"tokens.shape = \(12,\): expected"),
+        (lambda ids: {"tokens": ids[:, :0]}, r"tokens.shape = \(1, 0\): expected"),
+        (lambda ids: {"tokens": ids.float()}, "tokens.dtype = 'torch.float32': expected"),
+        (lambda ids: {"tokens": ids - 1}, "tokens = -1: expected 0 to"),
+        (lambda ids: {"tokens": ids + 10**6}, "tokens = 1000011: expected 0 to"),
+    ],
+)
+def test_what_cannot_be_captured(given: Any, said: str) -> None:
+    ids = torch().arange(12)[None]
+    with pytest.raises(fl.UsageError, match=said):
+        capture(**{"model": model_of("llama"), "tokens": ids, "layer": 0, **given(ids)})
+
+
 def test_a_model_with_attention_of_its_own():
     model = model_of("llama")
     model.forward = lambda **_: None

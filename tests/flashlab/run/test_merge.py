@@ -145,3 +145,13 @@ OUT, LSE = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), np.float32)
 def test_what_does_not_fit_is_said_in_a_line(outs: Any, lses: Any, line: str) -> None:
     with pytest.raises(fl.UsageError, match=line):
         fl.merge(outs, lses)
+
+
+@pytest.mark.torch
+def test_a_sparse_tensor_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    out, lse = torch.zeros(1, 2, 5, 16), torch.zeros(1, 2, 5)
+    with pytest.raises(fl.UsageError, match=r"outs\[1\] = a sparse tensor: expected a dense one"):
+        fl.merge([out, out.to_sparse()], [lse, lse])
+    with pytest.raises(fl.UsageError, match=r"lses\[0\] = a sparse tensor: expected a dense one"):
+        fl.merge([out, out], [lse.to_sparse(), lse])
