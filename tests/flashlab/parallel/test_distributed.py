@@ -20,6 +20,8 @@ from tests.flashlab.parallel.forked import TIMEOUT, Ranks, drawn
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
@@ -168,3 +170,19 @@ def test_the_command_line_shows_ranks() -> None:
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("passed") == 2 and "rank 1: relative errors out" in run.stdout
+
+
+@pytest.mark.long
+def test_the_small_model_trains_with_its_rows_on_two_ranks() -> None:
+    """20 steps: each loss within 1e-5 of one rank's, or the study fails."""
+    words = ["--nproc-per-node", "2", "-m", "studies", "parallel", "train", "--tiny"]
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "20 steps of training by rows of 2 ranks" in run.stdout
