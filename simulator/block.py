@@ -230,7 +230,7 @@ class Block:
         """HBM to registers: of tile i of `rows` rows those that have a place. The others are zeros, and aren't read."""
         if places.rows is None:
             return self.gather(tensor, places, rows)
-        own = np.arange(places.first, places.first + places.rows.size).reshape(places.rows.shape)
+        own: Array = np.arange(places.first, places.first + places.rows.size).reshape(places.rows.shape)
         return self.gather(tensor, places._replace(rows=np.where(places.rows >= 0, own, -1)), rows)
 
     def gather(self, tensor: HbmTensor, places: Places, rows: int) -> Registers:
@@ -256,7 +256,7 @@ class Block:
         width = tensor.spec.row_bytes
         for first, last in places.runs():
             self._m.touch(tensor, way, (first, last, 0, width))
-        return places.count * width * self._heads
+        return places.rows_in_all * width * self._heads
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written.

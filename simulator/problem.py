@@ -600,8 +600,9 @@ class Problem:
     def cu_seqlens_q(self) -> tuple[int, ...]:
         """Where the queries of each sequence begin, and where the last ones end.
 
-        >>> Problem(batch=2, heads=1, lengths=[(5, 20), (1, 70)], head_dim=8, dtype="float16", page_size=4,
-        varlen=True).cu_seqlens_q (0, 5, 6)
+        >>> sizes = {"batch": 2, "heads": 1, "head_dim": 8, "dtype": "float16", "page_size": 4}
+        >>> Problem(**sizes, lengths=[(5, 20), (1, 70)], varlen=True).cu_seqlens_q
+        (0, 5, 6)
         """
         return tuple(accumulate((queries for queries, _ in self.pairs), initial=0))
 

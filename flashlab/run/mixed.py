@@ -52,7 +52,7 @@ def of_a_step(given: dict[str, Any], masks: Masks, num_decodes: Any, *, lse: boo
     }  # fmt: skip
     parts = [_in_a_row(x) for x in called(PAGED, first, masks, algorithm="paged", lse=lse, **options)]
     if n < requests:
-        rest = {
+        rest: dict[str, Any] = {
             **given, **{name: given[name][n:] for name in _BY_REQUEST if given[name] is not None}, "q": q[:, :, n:],
             "cu_seqlens_q": begins[n:] - n, "out": None if out is None else out[:, :, n:],
         }  # fmt: skip

@@ -134,9 +134,9 @@ class Engine:
 
     def _write(self, algorithm: str, pools: list[Any], **arrays: Array) -> None:
         """Append to the pools of a layer, or copy pages of them."""
-        named = dict(zip(("k_pool", "v_pool"), pools, strict=True))
+        named: dict[str, Any] = dict(zip(("k_pool", "v_pool"), pools, strict=True))
         if self.backend == "simulator":
-            outputs = simulate(algorithm, **named, **arrays).outputs
+            outputs = simulate(algorithm, **{**named, **arrays}).outputs
             pools[:] = [outputs[name] for name in named]
             return
         from flashlab.run import pools as kernels

@@ -197,12 +197,13 @@ class Append(Operation):
         if kind == "sizes":
             for name in "kv":
                 x = found[name].astype(np.float32)
-                powers = random.integers(-24, 13, (p.len_q, 1)) - random.integers(0, 16, x.shape)
+                powers: Array = random.integers(-24, 13, (p.len_q, 1)) - random.integers(0, 16, x.shape)
                 size = np.exp2(powers) * (random.random((p.len_q, 1)) > 0.1)
                 found[name] = (x * size.astype(np.float32)).astype(found[name].dtype)
         for name in ("k_pool", "v_pool") if p.quantized else ():
             shape, dtype = found[name].shape, numpy_dtype(p.kv_dtype)
-            found[name] = random.integers(-100, 101, shape).astype(np.float32).astype(dtype)
+            whole: Array = random.integers(-100, 101, shape)
+            found[name] = whole.astype(np.float32).astype(dtype)
         slots = np.full(p.len_q, -1, np.int64)
         some = random.permutation(p.len_q)[: p.len_kv]
         slots[some] = random.permutation(p.pages * (p.page_size or 1))[: p.len_kv]

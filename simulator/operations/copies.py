@@ -145,7 +145,8 @@ class Copies(Operation):
         random = np.random.default_rng((seed, 8))
         for name in ("k_pool", "v_pool") if p.quantized else ():
             shape, dtype = found[name].shape, numpy_dtype(p.kv_dtype)
-            found[name] = random.integers(-100, 101, shape).astype(np.float32).astype(dtype)
+            whole: Array = random.integers(-100, 101, shape)
+            found[name] = whole.astype(np.float32).astype(dtype)
         if p.pages <= p.len_q:
             raise UsageError("pages", p.pages, f"more than {p.len_q:,}: no target is copied")
         order = random.permutation(p.pages)

@@ -220,7 +220,9 @@ class PagedAttention(Operation):
         super().check(problem, {name: x for name, x in arrays.items() if x is not None})
 
     def settled(self, problem: Problem, arrays: Mapping[str, Any]) -> Problem:
-        told = {name: x for name in ("seq_lens", "cu_seqlens_q") if isinstance(x := arrays.get(name), np.ndarray)}
+        told: dict[str, Array] = {
+            name: arrays[name] for name in ("seq_lens", "cu_seqlens_q") if isinstance(arrays.get(name), np.ndarray)
+        }
         if problem.lengths is not None or not told or (problem.varlen and "cu_seqlens_q" not in told):
             return problem
         self.check(problem, told)
@@ -237,8 +239,8 @@ class PagedAttention(Operation):
         super().check(problem, arrays, tile)
         p, lens, table = problem, arrays.get("seq_lens"), arrays.get("block_table")
         check_sinks(arrays)
-        if isinstance(begins := arrays.get("cu_seqlens_q"), np.ndarray):
-            _check_begins(p, begins)
+        if isinstance(arrays.get("cu_seqlens_q"), np.ndarray):
+            _check_begins(p, arrays["cu_seqlens_q"])
         lengths: list[int] = lens.tolist() if isinstance(lens, np.ndarray) else list(p.seq_lens)
         if isinstance(lens, np.ndarray):
             for b, n in enumerate(lengths):
