@@ -126,8 +126,8 @@ def places(place: Callable[..., Any], keys: Array, entries: int, rows: int) -> t
     said: Any = place(keys)
     found = cast("tuple[Any, ...]", said) if isinstance(said, tuple) else ()
     if len(found) != 2:
-        raise UsageError("place(n)", Said(type(said).__name__), f"two numbers: {accepted}")
-    entry, row = (cast(Array, np.broadcast_to(np.asarray(x), keys.shape)) for x in found)
+        raise UsageError("place(n)", Said(type(cast(object, said)).__name__), f"two numbers: {accepted}")
+    entry, row = (np.broadcast_to(cast(Array, np.asarray(x)), keys.shape) for x in found)
     for n, *where in zip(keys.tolist(), entry.tolist(), row.tolist(), strict=True):
         if not all(isinstance(x, int) and 0 <= x < end for x, end in zip(where, (entries, rows), strict=True)):
             raise UsageError(f"place({n})", tuple(where), accepted)

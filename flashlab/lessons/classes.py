@@ -8,7 +8,7 @@ import linecache
 import os
 import pickle
 import sys
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 
@@ -81,8 +81,8 @@ def _functions(answer: Any) -> dict[str, Any]:
     """The functions of a class that are its own, by name; or the function itself."""
     if inspect.isfunction(answer):
         return {answer.__name__: answer}
-    own: Any = vars(answer)
-    return {name: own[name] for name in own if inspect.isfunction(own[name])}
+    own = cast("dict[str, Any]", vars(answer))
+    return {name: x for name, x in own.items() if inspect.isfunction(x)}
 
 
 def _refusal(answer: Any, exercise: ClassExercise) -> str:
