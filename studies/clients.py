@@ -54,8 +54,9 @@ SHAPES = ((4, 4096, 8), (1, 16384, 2), (16, 1024, 8), (32, 512, 8))
 """Of the steps that are timed: windows, tokens of each, KV heads."""
 PROFILED = SHAPES[2:]
 """Of the steps that are taken apart: those in which attention has the least to compute."""
-STEPS = 3
-"""Of a contender in a round."""
+STEPS = 10
+"""Of a contender in a round. Between rounds the GPU is waited for, and then waits for the host: the more steps, the less of a round
+is that wait, which a training run hasn't."""
 
 RUN = row(
     "TrainingRun", "A training run. `losses` are nats per token, a step each. `error` is that of the first step's gradients: the"
@@ -329,12 +330,13 @@ def speed(torch: Any, given: Any) -> Row:
         config = m.Config(**{**sizes, "context": context, "kv_heads": kv_heads})
         names = able(torch, given.attention, device, dtype, config)
         text = torch.randint(config.vocabulary, (1_000_000,), device=device).to(torch.uint8)
-        rounds, peaks = 1 if given.tiny else given.rounds, dict[str, int | None]()
+        rounds, each = (1, 1) if given.tiny else (given.rounds, STEPS)
+        peaks = dict[str, int | None]()
         took: dict[str, list[float]] = {name: [] for name in names}
         _free(torch)
         before = torch.cuda.memory_allocated() if device == "cuda" else 0
         model = m.Transformer(config).to(device)
-        steps = m.trained(model, m.windows(text, context, batch, 0), (rounds + 2) * STEPS * len(names), dtype=dtype)
+        steps = m.trained(model, m.windows(text, context, batch, 0), (rounds + 2) * each * len(names), dtype=dtype)
         for i in range(-2, rounds):
             for n in range(len(names)):
                 model.use(name := names[(i + n) % len(names)])
@@ -342,13 +344,13 @@ def speed(torch: Any, given: Any) -> Row:
                     _free(torch)
                 _wait(torch)
                 begun = time.perf_counter()
-                for _ in range(STEPS):
+                for _ in range(each):
                     next(steps)
                 _wait(torch)
                 if i == -1:
                     peaks[name] = _peak(torch, before)
                 if i >= 0:
-                    took[name].append((time.perf_counter() - begun) / STEPS)
+                    took[name].append((time.perf_counter() - begun) / each)
         fastest = min((x for x in names if x != OURS), key=lambda x: statistics.median(took[x]), default=None)
         for name in names:
             other = took[fastest] if fastest else []

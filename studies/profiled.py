@@ -31,8 +31,15 @@ class Watched:
         out = self._attend(*given)
         self.forward.append(time.perf_counter() - begun)
         at = list[float]()
-        out.grad_fn.register_prehook(lambda _: at.append(time.perf_counter()))
-        out.grad_fn.register_hook(lambda *_: self.backward.append(time.perf_counter() - at.pop()))
+
+        def begins(_: Any) -> None:
+            at.append(time.perf_counter())
+
+        def ends(*_: Any) -> None:
+            self.backward.append(time.perf_counter() - at.pop())
+
+        out.grad_fn.register_prehook(begins)
+        out.grad_fn.register_hook(ends)
         return out
 
 

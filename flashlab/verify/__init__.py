@@ -367,7 +367,11 @@ def run_case(target: Any, case: Case, backend: AnyBackend = "simulator", *, chec
     >>> run_case("flash2", case).status
     'passed'
     """
-    if (subject := _subject(target, backend, **options)) is not None:
+    subject = _subject(target, backend, **options)
+    known = ("rule",) if subject is None else general.checks_of(subject.operation)
+    if check not in known:
+        raise unknown("check", check, known)
+    if subject is not None:
         return general.run_problem(subject, case.problem, check, case.seed)
     bench = Bench(target_of(target, backend, **options), (case.problem.dtype,), False, case.seed)
     return bench.perform("rule", _one(bench, case))

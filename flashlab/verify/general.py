@@ -229,10 +229,11 @@ def _smaller(p: Problem) -> Iterator[Problem]:
         if name in p.applied and name not in ("lengths", "page_size"):
             changes.append({name: FIELDS[name].default})
     if p.lengths is not None:
-        lengths, whole = list(p.lengths), {"len_q": None, "len_kv": None}
+        whole: dict[str, Any] = {"len_q": None, "len_kv": None}
+        lengths = [(len(rows), len(keys)) for rows, keys in p.spans]
         if len(lengths) > 1:
             changes += [{**whole, "lengths": lengths[:i] + lengths[i + 1 :]} for i in range(len(lengths))]
-        changes += [{**whole, "lengths": [tuple(-(-n // k) for n in each) for each in lengths]} for k in (8, 2)]
+        changes += [{**whole, "lengths": [(-(-n // k), -(-m // k)) for n, m in lengths]} for k in (8, 2)]
     else:
         changes += [{name: n} for name in ("len_q", "len_kv") for n in _less(getattr(p, name))]
     changes += [{"batch": 1}] if p.batch > 1 else []

@@ -18,6 +18,8 @@ from flashlab.verify.steps import Steps
 from simulator.dtypes import Array
 from simulator.operations.backward import BACKWARD
 
+SMALL = fl.Problem(batch=1, heads=1, len_q=8, head_dim=16, dtype="float16")
+
 
 def backward(
     dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool = False, scale: float | None = None,
@@ -214,13 +216,12 @@ def two(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> Any:
         (lambda: verify(adapter(lambda q, k, v: q)), "expected a function that takes (dout, q, k, v, out, lse)"),
         (lambda: verify(adapter(), full=True), "full = True: expected False: backward has no long or wide problems"),
         (lambda: verify(adapter(), checks=["split"]), "checks = 'split': expected one of rule, determinism"),
-        (lambda: verify(adapter(), dtypes=["float8_e4m3fn"]), "dtypes = 'float8_e4m3fn': expected one of float32"),
         (
-            lambda: run_case(
-                adapter(), Case(problem=fl.Problem(batch=1, heads=1, len_q=8, head_dim=16, dtype="float16"))
-            ),
-            "operation = 'backward': expected attention",
+            lambda: run_case(adapter(), Case(problem=SMALL), check="split"),
+            "check = 'split': expected one of rule, determinism",
         ),
+        (lambda: run_case("flash2", Case(problem=SMALL), check="split"), "check = 'split': expected one of rule"),
+        (lambda: verify(adapter(), dtypes=["float8_e4m3fn"]), "dtypes = 'float8_e4m3fn': expected one of float32"),
     ],
 )
 def test_bad_input_is_one_line(make: Any, message: str) -> None:
