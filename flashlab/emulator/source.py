@@ -50,6 +50,7 @@ _ASM = frozenset(("asm", "__asm__", "__asm"))
 _BESIDE = ("", "include", "inc", "csrc", "src", "Common", "common", "utils", "tools/util/include")
 _ROUNDS = 8  # of the preprocessor: a header that stands in for a missing one may include others
 _MOST_LINES = 15
+_MOST_FOLDERS = 5000  # of a repository in which a missing header is looked for
 _STUBS = (  # headers of hosts' libraries whose types stand in kernels' signatures, and what stands in for them
     (re.compile(r"(torch|ATen|c10)/"), "torch_names.h"),
     (re.compile(r"cu(blas|dnn|solver|sparse|fft)"), "host_names.h"),
@@ -455,8 +456,28 @@ def _hints(source: Source, errors: Sequence[str]) -> list[str]:
         name = match[1]
         if any(name in piece.names and piece.host for piece in source.pieces):
             hints.append(f"{name} is host code, which no kernel may use: it lacks __device__")
-        elif source.missing:
-            hints.append(
-                f"{name} comes perhaps from {', '.join(f'<{x}>' for x in source.missing[:4])}, which isn't here"
-            )
+            continue
+        found = {header: folder for header in source.missing if (folder := _lies_in(source.path, header))}
+        places = [f"<{header}>, which lies in {folder}: -I {folder}" for header, folder in found.items()]
+        if not places and source.missing:
+            places = [f"{', '.join(f'<{x}>' for x in source.missing[:4])}, which isn't here"]
+        if re.fullmatch(r"_*[A-Z][A-Z0-9_]*", name):
+            hints.append(f"{name} may be a macro of the file's build: -D {name}=VALUE")
+        if places:
+            hints.append(f"{name} comes perhaps from {'; '.join(places)}")
     return hints
+
+
+def _lies_in(path: Path, header: str) -> str | None:
+    """The folder in a file's repository from which `header` is found, as seen from here. None: it isn't there, or no repository."""
+    root = next((folder for folder in path.resolve().parents if (folder / ".git").exists()), None)
+    wanted = Path(header)
+    if root is None or ".." in wanted.parts:
+        return None
+    for seen, (at, folders, files) in enumerate(os.walk(root)):
+        if seen > _MOST_FOLDERS:
+            return None
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        if wanted.name in files and Path(at, wanted.name).parts[-len(wanted.parts) :] == wanted.parts:
+            return os.path.relpath(Path(at, wanted.name).parents[len(wanted.parts) - 1])
+    return None

@@ -210,6 +210,25 @@ def test_headers_near_and_far(tmp_path: Path) -> None:
     assert "includes = " in refused(path, {}, includes=[tmp_path / "nowhere"])
 
 
+def test_a_missing_name_may_be_found_by_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A macro of the file's build, and a header that lies elsewhere in the repository."""
+    (tmp_path / ".git").mkdir()
+    for folder in ("src/k", "src/shared/of_all"):
+        (tmp_path / folder).mkdir(parents=True)
+    path = tmp_path / "src" / "k" / "k.cu"
+    path.write_text(
+        '#include "of_all/types.h"\n__global__ void k(float* x) { *x = _N_; }\n__global__ void of(Word* x) { *x = 1; }\n'
+    )
+    (tmp_path / "src" / "shared" / "of_all" / "types.h").write_text("using Word = int;\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BuildError, match="_N_ may be a macro of the file's build: -D _N_=VALUE"):
+        fl.emulate_file(path, {"x": X}, kernel="k", grid=1, block=1)
+    with pytest.raises(BuildError, match="from <of_all/types.h>, which lies in src/shared: -I src/shared"):
+        fl.emulate_file(path, {"x": np.zeros(1, np.int32)}, kernel="of", grid=1, block=1)
+    run = fl.emulate_file(path, {"x": np.zeros(1, np.int32)}, kernel="of", grid=1, block=1, includes=["src/shared"])
+    assert run.arrays["x"] == [1]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
