@@ -176,7 +176,7 @@ def dealt(lengths: Array, sms: int = SMS, tile: int = TILE) -> Array:
     """
     ends = np.cumsum(-(-lengths // tile))
     first = np.arange(sms) * ends[-1] // sms
-    sequence = np.searchsorted(ends, first, side="right")
+    sequence: Array = np.searchsorted(ends, first, side="right")
     return np.stack([sequence, first - np.concatenate([[0], ends])[sequence]], 1)
 
 
