@@ -176,8 +176,8 @@ def dealt(lengths: Array, sms: int = SMS, tile: int = TILE) -> Array:
     """
     ends = np.cumsum(-(-lengths // tile))
     first = np.arange(sms) * ends[-1] // sms
-    sequence: Array = np.searchsorted(ends, first, side="right")
-    return np.stack([sequence, first - np.concatenate([[0], ends])[sequence]], 1)
+    sequence = (ends[None] <= first[:, None]).sum(1)
+    return np.stack([sequence, first - np.append(0, ends)[sequence]], 1)
 
 
 def shares(lengths: Array, sms: int = SMS, tile: int = TILE) -> Array:

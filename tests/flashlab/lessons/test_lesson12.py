@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,7 +206,7 @@ def test_other_bits_are_told_and_equal_bits_are_not():
 
     def judged(*outs: np.ndarray) -> str:
         counter = np.zeros(launches[0].arguments["counter"].shape)
-        results = [
+        results: list[dict[str, Any]] = [
             {"findings": [], "moved": None, "where": "gpu", "unwritten": {}, "arrays": {"out": x, "counter": counter}}
             for x in outs
         ]
