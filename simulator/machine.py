@@ -125,12 +125,14 @@ class Machine:
         Row `i * group + g` is query i of head g, where `group` is the number of query heads per KV head. This is for
         launches with one block per KV head, as in decoding. `block.mask` needs to know: pass it `group=group`. With `together`,
         the rows of all batches follow one another, (1, kv_heads, batch * len_q * group, cols), for keys that all share. So
-        a vector has the numbers of all batches one below the other.
+        a vector has the numbers of all batches one below the other. Raises `UsageError` for one that is packed already.
         """
+        if tensor.group:
+            raise UsageError("packed", tensor.name, f"{tensor.name} as it was before its heads were packed")
         (batches, _, group), spec = self._leads[tensor.name], tensor.spec
         batches = batches if together else 1
         rows, heads = spec.rows * group * batches, spec.heads // (group * batches)
-        return HbmTensor(replace(spec, heads=heads, rows=rows), group=group, together=together)
+        return HbmTensor(replace(spec, heads=heads, rows=rows), plane=tensor.plane, group=group, together=together)
 
     def paged(self, pool: HbmTensor, table: HbmTensor, place: Place | None = None) -> HbmTensor:
         """The keys of a request in their order, (1, kv_heads, len_kv, cols), through its line of the block table.

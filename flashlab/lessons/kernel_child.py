@@ -105,7 +105,7 @@ def _builds(path: Path, kernel: str, gpu: Any) -> bool:
 
 
 def on_gpu(cp: Any, path: Path, kernel: str, launch: Launch) -> dict[str, Array]:
-    """The outputs of a launch on the GPU; what it doesn't write stays NaN."""
+    """The outputs of a launch on the GPU; what it doesn't write stays NaN, or -1 where there is no NaN."""
     options = (
         "-std=c++17",
         f"-I{kernels_cu.include_dir()}",
@@ -116,7 +116,7 @@ def on_gpu(cp: Any, path: Path, kernel: str, launch: Launch) -> dict[str, Array]
     given: dict[str, Any] = {}
     for name, value in launch.arguments.items():
         if isinstance(value, Empty):
-            given[name] = cp.full(value.shape, np.nan, value.dtype)
+            given[name] = cp.full(value.shape, -1 if value.dtype.startswith("int") else np.nan, value.dtype)
         else:
             given[name] = cp.asarray(value) if isinstance(value, np.ndarray) else value
     module.get_function(kernel)(launch.grid, launch.block, tuple(given.values()))

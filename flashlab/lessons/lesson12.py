@@ -16,6 +16,7 @@ from flashlab.lessons.exercise import (
     Budget,
     Case,
     Exercise,
+    Level,
     attention_truth,
     attention_truth_with_lse,
     levelled,
@@ -30,6 +31,8 @@ SMS = 132
 """Of an H100 or an H200: so many blocks 12.3 wants at least."""
 KEYS_PER_HEAD = 32
 """For each query head of a group, in a chunk of 12.3 at least."""
+FALLING: Level = (FAR[1], FAR[0])
+"""Scores far below 0, whose maximum comes first."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _half_cases(draw: Random) -> list[Case]:
         Case(one, Tile(16, 16), draw.getrandbits(32)),
         Case(one.replace(len_kv=0), Tile(16, 16), draw.getrandbits(32)),
         Case(far, Tile(16, 16), draw.getrandbits(32), level=FAR, apart=APART),
-        Case(far, Tile(16, 16), draw.getrandbits(32), level=FAR[::-1], apart=APART),
+        Case(far, Tile(16, 16), draw.getrandbits(32), level=FALLING, apart=APART),
         Case(short, Tile(16, 16), draw.getrandbits(32), level=FAR, apart=APART),
     ]
 
@@ -162,7 +165,7 @@ def _split_cases(draw: Random) -> list[Case]:
         (wide, Tile(8, 32)),
         (first.replace(batch=1, len_kv=0), Tile(16, 16)),
     ]
-    others = _far(far, Tile(16, 16), draw), replace(_far(far, Tile(16, 16), draw), level=FAR[::-1])
+    others = _far(far, Tile(16, 16), draw), replace(_far(far, Tile(16, 16), draw), level=FALLING)
     return [*(DecodingCase(p, tile, draw.getrandbits(32)) for p, tile in cases), *others]
 
 

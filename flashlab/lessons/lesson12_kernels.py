@@ -176,8 +176,8 @@ def dealt(lengths: Array, sms: int = SMS, tile: int = TILE) -> Array:
     """
     ends = np.cumsum(-(-lengths // tile))
     first = np.arange(sms) * ends[-1] // sms
-    sequence = np.searchsorted(ends, first, side="right")
-    return np.stack([sequence, first - np.concatenate([[0], ends])[sequence]], 1)
+    sequence = (ends[None] <= first[:, None]).sum(1)
+    return np.stack([sequence, first - np.append(0, ends)[sequence]], 1)
 
 
 def shares(lengths: Array, sms: int = SMS, tile: int = TILE) -> Array:
@@ -252,8 +252,8 @@ EXERCISES = (
         name="12.5",
         title="A merge with equal bits",
         task="Parts come in any order (`order` says in which), to any number of blocks. They are merged pair by pair: part 0 with "
-        "1, 2 with 3, then these results, and so on up a tree. A block that has one side leaves it and counts. Who comes first "
-        "stops there. Who comes second merges both, resets the counter and goes on. The bits of the result must not tell who "
+        "1, 2 with 3, then these results, and so on up a tree. A block that has one side leaves it and counts. The first "
+        "one stops there. The second one merges both, resets the counter and goes on. The bits of the result must not tell which "
         "that was. The check takes the same parts in several orders, on one block and on many.",
         kernel="merge_in_pairs",
         parameters="const float* o, const float* m, const float* l, const int* order, float* node_o, float* node_m, "
@@ -261,9 +261,9 @@ EXERCISES = (
         launches=_in_pairs,
         hints=(
             "Leave, fence, barrier, count, barrier: as in 12.4. The counter of a pair is its left node's.",
-            "Who finds 1 in the counter comes second, and `last` stays true. Who finds 0 stops.",
+            "A block that finds 1 in the counter is the second one, and `last` stays true. One that finds 0 stops.",
             "`merged(a, b)` and `merged(b, a)` differ in their last bits. The left part is the one with the smaller number.",
-            "Whoever merges sets the pair's counter to 0. Nobody else will look at it again.",
+            "The block that merges sets the pair's counter to 0. No other will look at it again.",
         ),
         slips={
             "node_o": "Both sides of a pair leave theirs, and the second one reads the other's.",

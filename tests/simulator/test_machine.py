@@ -298,6 +298,8 @@ def test_handles_that_do_not_fit_are_refused() -> None:
             partial.at(parts=0)
         with pytest.raises(UsageError, match="expected q as it was before its heads were packed"):
             m.packed(q).head(0)
+        with pytest.raises(UsageError, match="expected q as it was before its heads were packed"):
+            m.packed(m.packed(q))
         return zeros(m, problem, tile)
 
     fl.count(planes, P)

@@ -28,7 +28,7 @@ __global__ void attend_and_merge(const float* s, const float* v, float* partial,
   __syncthreads();  // solution
   if (t == 0) before = atomicAdd(&counter[row], 1);  // solution
   __syncthreads();  // all threads know `before`
-  // who isn't the last has nothing more to do
+  // a block that isn't the last has nothing more to do
   if (before != chunks - 1) return;  // solution
   __threadfence();  // from here on, what the others had stored is read
 

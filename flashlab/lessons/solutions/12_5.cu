@@ -27,7 +27,7 @@ __global__ void merge_in_pairs(const float* o, const float* m, const float* l, c
       // step: climb
       const int partner = i ^ 1, mine_at = level + i, theirs_at = level + partner;
       if (partner < nodes) {  // else it goes up alone
-        // leave mine where the partner will look, and count at the pair's left node: who comes second goes on with both
+        // leave mine where the partner will look, and count at the pair's left node: the second block goes on with both
         node_o[mine_at * D + t] = mine.o;  // solution
         if (t == 0) node_m[mine_at] = mine.m, node_l[mine_at] = mine.l;  // solution
         __threadfence();  // solution
@@ -48,7 +48,7 @@ __global__ void merge_in_pairs(const float* o, const float* m, const float* l, c
       i /= 2;
     }
     // step: store
-    // only who has come to the root
+    // only the block that has come to the root
     if (last) out[t] = mine.o / mine.l;  // solution
   }
 }

@@ -11,7 +11,7 @@ __global__ void deal(const int* lengths, int* sequence, int* tile, int n) {
   __syncthreads();
   // step: prefix_sum
   for (int step = 1; step < MOST; step *= 2) {
-    // add what lies `step` places before, which everybody has to read before anybody writes
+    // add what lies `step` places before, which all threads have to read before any writes
     const int more = t >= step ? ends[t - step] : 0;  // solution
     __syncthreads();  // solution
     ends[t] += more;  // solution

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,7 +206,7 @@ def test_other_bits_are_told_and_equal_bits_are_not():
 
     def judged(*outs: np.ndarray) -> str:
         counter = np.zeros(launches[0].arguments["counter"].shape)
-        results = [
+        results: list[dict[str, Any]] = [
             {"findings": [], "moved": None, "where": "gpu", "unwritten": {}, "arrays": {"out": x, "counter": counter}}
             for x in outs
         ]
@@ -221,3 +222,21 @@ def test_what_is_extra_counts_for_no_progress():
     (line,) = (line for line in str(fl.progress()).splitlines() if line.startswith("12"))
     posed = [x for x in (EXERCISES | KERNEL_EXERCISES).values() if x.lesson == "12"]
     assert len(posed) == 6 and line.endswith("exercises 0 of 4")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["12.4", "12.5", "12.6"])
+def test_the_solutions_have_right_numbers_and_equal_bits_on_a_gpu(name: str, tmp_path: Path):
+    from flashlab.lessons import kernel_child
+    from flashlab.run.arrays import cupy
+
+    exercise = KERNEL_EXERCISES[name]
+    path = tmp_path / exercise.file
+    path.write_text(exercise.solution, encoding="utf-8")
+    launches = exercise.launches(Random(0))
+    results = [
+        kernel_child.UNWATCHED | {"arrays": kernel_child.on_gpu(cupy(), path, exercise.kernel, launch), "where": "gpu"}
+        for launch in launches
+    ]
+    verdict = kernels.judge(exercise, exercise.solution, launches, results)
+    assert verdict.passed, repr(verdict)

@@ -60,7 +60,7 @@ def test_a_wrong_kernel_does_not_pass(wrong: WrongAnswer, tmp_path: Path):
         launches, results = exercise.launches(Random(seed)), list[dict[str, Any]]()
         for launch in launches:
             results.append(kernel_child.run(path, exercise.kernel, launch, 240))
-            if not (verdict := kernels.judge(exercise, text, launches, results)).passed:
+            if not kernels.judge(exercise, text, launches, results).passed:
                 break
         else:
-            pytest.fail(f"passed, seed {seed}: {verdict!r}")
+            pytest.fail(f"passed, seed {seed}")
