@@ -172,7 +172,7 @@ MISCONCEPTIONS = [
     _row("03.2", "k-and-v-inside", "# line 8: Q", "k_j, v_j = block.load(k, j, tile.cols), block.load(v, j, tile.cols)  # line 8: Q",
          "bytes", "k read.*too many, 3 times the budget", "yours loads .* of k, 3 times in all, and the solution once"),
     _row("03.2", "nothing-initialised", "            block.store(o, block.full(tile.rows, v.cols, 0.0), i, tile.rows)  # solution\n", "",
-         "numbers", "row tile 0.*NaN throughout", "the solution stores .* of o; yours does not"),
+         "crash", "o = a workspace that is read before it is written", "the solution stores .* of o; yours does not"),
     _row("03.2", "out-at-every-round", "block.store(out if j == last else o,", "block.store(out,", "numbers", "row tile 0", "the solution stores .* of o; yours stores them to out"),
     _row("03.2", "forgets-to-store-m", "                block.store(top, m_new, i, tile.rows)  # solution\n", "", "numbers", "row tile 0", "the solution stores .* of m; yours does not"),
     _row("03.2", "p-is-not-rounded", "                p = p.round(problem.dtype)  # solution\n", "", "unrounded", 'step "update".*round'),
@@ -243,7 +243,7 @@ MISCONCEPTIONS = [
             block.step("output")
             v_j = block.load(v, j, tile.cols)
             acc = block.matmul(p.round(problem.dtype), v_j, split=split, acc=acc) * alpha
-""", "numbers", "row tile 0", "acc is 0, as if it were multiplied by alpha"),
+""", "numbers", "row tile 0", "acc is 0, as if it were multiplied by alpha", "output"),
     _row("04.2", "queries-without-an-end", "min((i + 1) * tile.rows, problem.len_q) - 1", "(i + 1) * tile.rows - 1", "out of bounds", "k: row tile", "yours walks over the tiles 0 to 13, the solution over the tiles 0 to 9"),
     _row("04.2", "skips-nothing", "range(max(0, last_key // tile.cols + 1))", "range(problem.key_tiles(tile))", "bytes", "k read.*too many", "yours walks over the tiles 0 to 3, the solution over tile 0 alone"),
     _row("04.2", "skips-the-diagonal", "last_key // tile.cols + 1", "last_key // tile.cols", "numbers", "row tile 0", "yours walks over no tile, the solution over tile 0 alone"),
