@@ -230,7 +230,7 @@ class Block:
         """HBM to registers: of tile i of `rows` rows those that have a place. The others are zeros, and aren't read."""
         if places.rows is None:
             return self.gather(tensor, places, rows)
-        own: Array = np.arange(places.first, places.first + places.rows.size).reshape(places.rows.shape)
+        own = places.first + np.arange(places.rows.size, dtype=np.int64).reshape(-1, rows)
         return self.gather(tensor, places._replace(rows=np.where(places.rows >= 0, own, -1)), rows)
 
     def gather(self, tensor: HbmTensor, places: Places, rows: int) -> Registers:

@@ -46,14 +46,15 @@ def of_a_step(given: dict[str, Any], masks: Masks, num_decodes: Any, *, lse: boo
     kind = host.kind_of(q)
     if out is None and kind != "jax":  # both launches write their rows of one array
         out = _module(kind).empty_like(q)
+    by_request = [name for name in _BY_REQUEST if getattr(given[name], "shape", ())]
     first = {
-        **given, **{name: given[name][:n] for name in _BY_REQUEST if given[name] is not None}, "q": _as_requests(q[:, :, :n]),
+        **given, **{name: given[name][:n] for name in by_request}, "q": _as_requests(q[:, :, :n]),
         "cu_seqlens_q": None, "out": None if out is None else _as_requests(out[:, :, :n]),
     }  # fmt: skip
     parts = [_in_a_row(x) for x in called(PAGED, first, masks, algorithm="paged", lse=lse, **options)]
     if n < requests:
         rest: dict[str, Any] = {
-            **given, **{name: given[name][n:] for name in _BY_REQUEST if given[name] is not None}, "q": q[:, :, n:],
+            **given, **{name: given[name][n:] for name in by_request}, "q": q[:, :, n:],
             "cu_seqlens_q": begins[n:] - n, "out": None if out is None else out[:, :, n:],
         }  # fmt: skip
         others = called(PAGED, rest, masks, algorithm="flash3_paged", lse=lse, **options)

@@ -134,16 +134,17 @@ class Engine:
 
     def _write(self, algorithm: str, pools: list[Any], **arrays: Array) -> None:
         """Append to the pools of a layer, or copy pages of them."""
-        named: dict[str, Any] = dict(zip(("k_pool", "v_pool"), pools, strict=True))
+        given: dict[str, Any] = {**dict(zip(("k_pool", "v_pool"), pools, strict=True)), **arrays}
         if self.backend == "simulator":
-            outputs = simulate(algorithm, **{**named, **arrays}).outputs
-            pools[:] = [outputs[name] for name in named]
+            outputs = simulate(algorithm, **given).outputs
+            pools[:] = [outputs[name] for name in ("k_pool", "v_pool")]
             return
         from flashlab.run import pools as kernels
 
         backend: Any = self.backend
-        given: dict[str, Any] = {name: self._np.asarray(x) for name, x in arrays.items()}
-        getattr(kernels, algorithm)(**named, **given, backend=backend)
+        getattr(kernels, algorithm)(
+            **given | {name: self._np.asarray(x) for name, x in arrays.items()}, backend=backend
+        )
 
     def _attend(self, q: Array, k: Any, v: Any, table: Array, lens: Array) -> Array:
         """Attention of a launch: q and the output are (requests, heads, new tokens, head_dim)."""

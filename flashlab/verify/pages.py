@@ -14,7 +14,7 @@ from flashlab.verify.adapter import Failure
 from flashlab.verify.subject import Check, Subject, worst
 from simulator import Problem
 from simulator.dtypes import Array
-from simulator.operations.paged import PAGED, PagedAttention
+from simulator.operations.paged import PAGED, PagedAttention, rows_of
 from simulator.problem import MOST_DRAFTS
 
 Arrays = Mapping[str, Array]
@@ -25,8 +25,9 @@ def repaged(
 ) -> tuple[Problem, dict[str, Array]]:
     """Some of the requests in another order, in pages of another size that lie elsewhere."""
     other = p.replace(
-        batch=len(order), lengths=[(p.len_q, p.seq_lens[b]) for b in order], page_size=size, pages=None, len_kv=p.len_kv
-    )
+        batch=len(order), lengths=[p.pairs[b] for b in order], page_size=size, pages=None, len_kv=p.len_kv,
+        len_q=None if p.varlen else p.len_q,
+    )  # fmt: skip
     moved = operation.draw(other.replace(pages=other.pages + 2), seed)
     owned = operation.gathered(p, given)
     scales = [name for name in ("k_scale", "v_scale") if getattr(p, name) == "token"]
@@ -35,7 +36,7 @@ def repaged(
     moved |= {name: given[name] for name in of_all}
     for line, b in enumerate(order):
         for name in of_queries:
-            moved[name][line] = given[name][b]
+            rows_of(other, moved[name], line)[...] = rows_of(p, given[name], b)
         for name in (*operation.pools, *scales):
             rows = owned[b][1][name][0]
             for i, first in enumerate(range(0, rows.shape[1], size)):
@@ -49,7 +50,8 @@ def _same_bits(subject: Subject, p: Problem, seed: int, order: Sequence[int], si
     given = operation.draw(p, seed)
     found, other = subject.run(p, given), subject.run(*repaged(p, given, order, size, seed + 1, operation))
     for name, x in found.items():
-        if x[list(order)].tobytes() != other[name].tobytes():
+        mine = np.concatenate([rows_of(p, x, b) for b in order], 2 if p.varlen else 0)
+        if mine.tobytes() != other[name].tobytes():
             raise Failure(f"{name} changes with {what}")
 
 

@@ -197,12 +197,12 @@ class Append(Operation):
         if kind == "sizes":
             for name in "kv":
                 x = found[name].astype(np.float32)
-                powers: Array = random.integers(-24, 13, (p.len_q, 1)) - random.integers(0, 16, x.shape)
+                powers = random.integers(-24, 13, (p.len_q, 1), np.int32) - random.integers(0, 16, x.shape, np.int32)
                 size = np.exp2(powers) * (random.random((p.len_q, 1)) > 0.1)
                 found[name] = (x * size.astype(np.float32)).astype(found[name].dtype)
         for name in ("k_pool", "v_pool") if p.quantized else ():
             shape, dtype = found[name].shape, numpy_dtype(p.kv_dtype)
-            whole: Array = random.integers(-100, 101, shape)
+            whole = random.integers(-100, 101, shape, np.int32)
             found[name] = whole.astype(np.float32).astype(dtype)
         slots = np.full(p.len_q, -1, np.int64)
         some = random.permutation(p.len_q)[: p.len_kv]

@@ -145,7 +145,7 @@ class Copies(Operation):
         random = np.random.default_rng((seed, 8))
         for name in ("k_pool", "v_pool") if p.quantized else ():
             shape, dtype = found[name].shape, numpy_dtype(p.kv_dtype)
-            whole: Array = random.integers(-100, 101, shape)
+            whole = random.integers(-100, 101, shape, np.int32)
             found[name] = whole.astype(np.float32).astype(dtype)
         if p.pages <= p.len_q:
             raise UsageError("pages", p.pages, f"more than {p.len_q:,}: no target is copied")

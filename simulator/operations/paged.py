@@ -347,7 +347,7 @@ class PagedAttention(Operation):
                 flat["sinks"] = arrays["sinks"]
             if one.drafts:
                 flat["mask"] = shown_drafts(one, arrays["draft_mask"][b])
-            found.append((one.gathered, {"q": _rows_of(settled, arrays["q"], b), **flat}))
+            found.append((one.gathered, {"q": rows_of(settled, arrays["q"], b), **flat}))
         return found
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
@@ -357,7 +357,7 @@ class PagedAttention(Operation):
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
         settled = self.settled(problem, arrays)
         each = [
-            self.plain.bounds(p, own, {name: _rows_of(settled, x, b) for name, x in truth.items()})
+            self.plain.bounds(p, own, {name: rows_of(settled, x, b) for name, x in truth.items()})
             for b, (p, own) in enumerate(self.gathered(problem, arrays))
         ]
         return {name: np.concatenate([one[name] for one in each], 2 if problem.varlen else 0) for name in each[0]}
@@ -366,7 +366,7 @@ class PagedAttention(Operation):
         return sum(self.plain.flops(one.gathered) for one in problem.sequences)
 
 
-def _rows_of(problem: Problem, x: Array, request: int) -> Array:
+def rows_of(problem: Problem, x: Array, request: int) -> Array:
     """What an array of all queries has of one request."""
     if not problem.varlen:
         return x[request : request + 1]
