@@ -116,11 +116,12 @@ def _by_a_few(sequences: Different, index: int) -> int:
         keys.append(np.asarray(part.problem.len_kv + 0 * lanes, float))
         where += [(part, lane) for lane in range(len(lanes))]
     mass, row = np.concatenate(again), np.argsort(np.concatenate(keys), kind="stable")
-    at = np.cumsum(mass[row])
-    few = np.searchsorted(at, at[-1] * (np.arange(_FEW) + 0.5) / _FEW)
+    at: Array = np.cumsum(mass[row])
+    middles: Array = float(at[-1]) * (np.arange(_FEW) + 0.5) / _FEW
+    few = [min(int(i), len(row) - 1) for i in np.searchsorted(at, middles)]
     shares: list[float] = []
-    for i in row[np.minimum(few, len(row) - 1)]:
-        one = sequences.alone(*where[i])
+    for i in few:
+        one = sequences.alone(*where[int(row[i])])
         launch = one.launches[index]
         distinct = one.distinct(launch, "read")
         more = launch.bytes("hbm.read") + launch.bytes("hbm.atomic") - distinct

@@ -126,7 +126,7 @@ def _checked(answers: Mapping[str, Any], truth: Mapping[str, float]) -> dict[str
         if name not in truth:
             raise unknown("quantity", name, truth)
         try:
-            ok = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+            ok = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
         except OverflowError:
             ok = False
         if not ok:

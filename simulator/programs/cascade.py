@@ -98,7 +98,7 @@ class PrefixSplits(Splits):
             yield inside, np.where(least < keys, least // cols, 0), np.where(least < keys, -(-keys // cols), 0)
 
 
-def own_splits(problem: Problem, tile: Tile, keys: int, requests: int) -> Splits:
+def own_splits(problem: Problem, tile: Tile, keys: int | Lanes, requests: int) -> Splits:
     """How so many `requests` with `keys` own keys each are split. Each has fewer queries than all, so its tiles have fewer rows.
     The keys may have lanes."""
     suffix = Sides.of(problem).suffix.replace(batch=requests)
