@@ -225,7 +225,7 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
             found = _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200).failing
         smaller, before = (_one(bench, found[0]), found[1]) if found else (trial, row), trial.case
         if trial.case is None and not row.ended:
-            smaller, before = _by_the_rule(bench, trial) or smaller, Case(problem=trial.problem, seed=bench.seed)
+            smaller, before = _by_the_rule(bench, trial, row) or smaller, Case(problem=trial.problem, seed=bench.seed)
         failing = _failing(bench, *smaller, before)
     return Report(
         target=wanted.name,
@@ -458,8 +458,9 @@ def _search(bench: Bench, examples: int, domain: Domain | None = None, *, any_ti
     ), None
 
 
-def _by_the_rule(bench: Bench, trial: Trial) -> tuple[Trial, Row] | None:
-    """The smallest case of a trial's kind that fails by the rule, and its row; None if the trial's problem doesn't."""
+def _by_the_rule(bench: Bench, trial: Trial, failed: Row) -> tuple[Trial, Row] | None:
+    """The smallest case of a trial's kind that fails by the rule, and its row; None if the trial's problem doesn't, or fails at
+    another line."""
 
     def case(problem: Problem) -> Case:
         return Case(problem=problem, seed=bench.seed)
@@ -467,7 +468,7 @@ def _by_the_rule(bench: Bench, trial: Trial) -> tuple[Trial, Row] | None:
     with suppress(Ended, Refused):
         fit, one = bench.target.domain.fit, partial(_one, bench)
         problem, row = general.shrunk(trial.problem, fit, lambda p: bench.perform("rule", one(case(p))))
-        if row.status == "failed" and not row.ended:
+        if row.status == "failed" and not row.ended and row.place == failed.place:
             return one(case(problem)), row
     return None
 

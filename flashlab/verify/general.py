@@ -216,10 +216,15 @@ def shrunk(problem: Problem, fit: Callable[[Problem], Problem], run: Callable[[P
                 return found, row
             tried.add(p)
             other = run(p)
-            if other.status == "failed" and other.detail.startswith("raised ") == row.detail.startswith("raised "):
+            if other.status == "failed" and _kind(other) == _kind(row):
                 found, row, again = p, other, True
                 break
     return found, row
+
+
+def _kind(row: Row) -> tuple[Any, ...]:
+    """What is alike where a smaller problem fails for the same reason: whether it raises, and the line that is to blame."""
+    return row.detail.startswith("raised "), row.place
 
 
 def _smaller(p: Problem) -> Iterator[Problem]:
