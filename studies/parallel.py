@@ -321,7 +321,8 @@ def graphed(torch: Any, call: Callable[[], Any]) -> Callable[[], Any]:
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
-        call(), call()
+        for _ in range(2):
+            call()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog asks for events meanwhile

@@ -43,8 +43,14 @@ PARTS = {"attention": TESTS, "cache": (CACHE,)}
 _FILE = Path("hopper/test_flash_attn.py")
 _DIVISOR = "rtol_divisor"
 _OURS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
-_OTHERS = {"flash_attn_combine": None, "get_scheduler_metadata": lambda *_, **__: None}
-"""What the test's file imports beside them. Ours need no metadata."""
+
+
+def _no_metadata(*_: object, **__: object) -> None:
+    """Ours need none."""
+
+
+_OTHERS: dict[str, Any] = {"flash_attn_combine": None, "get_scheduler_metadata": _no_metadata}
+"""What the test's file imports beside them."""
 
 REFUSAL = row("Refusal", "What our functions refuse, in their words, and in how many trials.", reason=str, trials=int)
 OUTCOME = row(
