@@ -27,6 +27,8 @@ REGISTERS = {
     **dict.fromkeys(("l_i", "exact_i", "row_sum", "total"), GLOSSARY["ℓ"]),
     **dict.fromkeys(("s", "s_ij"), GLOSSARY["S"]),
     "p": GLOSSARY["P"],
+    "new_k": "The new keys of these tokens.",
+    "new_v": "The new values of these tokens.",
     "acc": GLOSSARY["accumulator"],
     "o_i": "The rows of O: the output so far, already divided by ℓ.",
     "pv": "P times the values of this tile.",

@@ -27,8 +27,8 @@ KINDS = {
     **dict.fromkeys(("partial", "partial_o", "o_warps"), "o"),
     "dq_sum": "q",
     "latent": "k",  # and V: the row is both
-    "k_prefix": "k",
-    "v_prefix": "v",
+    **dict.fromkeys(("k_prefix", "k_pool", "new_k"), "k"),
+    **dict.fromkeys(("v_prefix", "v_pool", "new_v"), "v"),
     **dict.fromkeys(
         ("l", "m", "alpha", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "partial_lse", "l_warps",
          "m_warps"),

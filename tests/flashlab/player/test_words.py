@@ -14,7 +14,7 @@ from tests.flashlab.player.traces import traced
 TRACED = [name for name in fl.CATALOGUE if not name.startswith("softmax_")]
 PLAIN = {
     *("mbarriers", "ones", "q_scale", "k_scale", "v_scale", "arrivals", "drawn", "number", "work", "turns", "place"),
-    *("block_table", "seq_lens", "units"),
+    *("block_table", "seq_lens", "units", "slot_mapping", "pairs"),
 }
 """What is no matrix or statistic of attention, and is grey."""
 

@@ -47,15 +47,15 @@ def run_of(algorithm: str, problem: fl.Problem, arrays: dict[str, Any]) -> Calla
 
 
 WAYS: dict[str, tuple[str, Callable[[fl.Problem, dict[str, Any]], Callable[[], Any]], int]] = {
-    "attention": ("flash2", lambda p, x: lambda: fl.attention(**x, causal=True), 55),
-    "attention, out": ("flash2", lambda p, x: (lambda out: lambda: fl.attention(**x, causal=True, out=out))(fl.attention(**x)), 48),
+    "attention": ("flash2", lambda p, x: lambda: fl.attention(**x, causal=True), 56),
+    "attention, out": ("flash2", lambda p, x: (lambda out: lambda: fl.attention(**x, causal=True, out=out))(fl.attention(**x)), 49),
     "attention, auto, LSE": ("flash3", lambda p, x: lambda: fl.attention(**x, algorithm="auto", lse=True, causal=True), 75),
     "backward": ("flash2_backward", lambda p, x: lambda: fl.attention_backward(**x, causal=True), 108),
-    "plan.run": ("flash2", lambda p, x: run_of("flash2", p, x), 43),
-    "plan.run, backward": ("flash2_backward", lambda p, x: run_of("flash2_backward", p, x), 93),
+    "plan.run": ("flash2", lambda p, x: run_of("flash2", p, x), 44),
+    "plan.run, backward": ("flash2_backward", lambda p, x: run_of("flash2_backward", p, x), 94),
 }  # fmt: skip
 """By name: of which algorithm the arrays are, the call, and the most function calls of a warm one. One of the forward pass's asks
-torch whether it casts."""
+torch whether it casts, and one of each asks it whether gradients are on."""
 
 
 @pytest.mark.parametrize("way", WAYS)

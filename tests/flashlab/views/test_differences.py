@@ -108,7 +108,7 @@ def test_the_command(tmp_path: Path) -> None:
     for name, problem in (("a", p), ("b", p.replace(head_dim=128))):
         (tmp_path / f"{name}.json").write_text(json.dumps(fl.count("flash2", problem).to_dict()))
     a, b = (str(tmp_path / name) for name in ("a.json", "b.json"))
-    assert "0 of 86 values differ" in run("diff", a, a).stdout
+    assert "0 of 87 values differ" in run("diff", a, a).stdout
     different = run("diff", a, b, code=1)
     assert "hbm.read" in different.stdout and "+100.0%" in different.stdout
     told = json.loads(run("diff", a, b, "--json", code=1).stdout)
