@@ -168,7 +168,10 @@ def run_page(page: Path, *have: str) -> None:
             run_console(code, page)
 
 
-LONG = {"emulator.md", "verify-your-kernel.md", "verify-in-ci.md", "add-an-algorithm.md", "your-own-algorithm.md"}
+LONG = {
+    "ask-causal-alignment.md", "ask-counter-permissions.md", "audit.md", "emulator.md", "verify-your-kernel.md",
+    "verify-in-ci.md", "add-an-algorithm.md", "your-own-algorithm.md",
+}  # fmt: skip
 """Pages that compile and verify kernels: up to half a minute each."""
 
 

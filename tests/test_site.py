@@ -21,6 +21,7 @@ import flashlab as fl
 from docs._site import figures as site_figures
 from docs._site import pages as site_pages
 from flashlab.measure import results
+from tests.tiers import those_in
 
 pytestmark = pytest.mark.xdist_group("site")  # which is built once
 ROOT = Path(__file__).resolve().parents[1]
@@ -379,7 +380,9 @@ TOO_WIDE = """() => [...document.querySelectorAll('article pre, article table, a
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize(
+    "name", those_in({"00_memory", "01_standard_attention", "13_pages"}, [path.stem for path in NOTEBOOKS])
+)
 def test_code_and_tables_of_lessons_fit_their_column(name: str, opened: Any):
     """What a lesson shows, and what it folds away, scrolls nowhere on a laptop's screen."""
     page = opened(f"lessons/{name}", viewport={"width": 1400, "height": 900})
@@ -398,7 +401,9 @@ def test_a_table_that_scrolls_is_found(opened: Any):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", [name for name, players in PLAYERS.items() if players])
+@pytest.mark.parametrize(
+    "name", those_in({"04_flash2", "12_one_token"}, [name for name, players in PLAYERS.items() if players])
+)
 def test_a_player_plays_on_its_lesson(name: str, opened: Any):
     page = opened(name=f"lessons/{name}")
     page.locator("details").evaluate_all(

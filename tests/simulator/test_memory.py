@@ -143,6 +143,7 @@ def test_the_estimate_of_a_page_is_near_the_peak(algorithm: str, length: int) ->
     assert peak / 1.5 < estimate < 1.5 * peak
 
 
+@pytest.mark.long
 def test_a_trace_that_does_not_fit_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     p = problem(len_q=8192)
     arrays = ATTENTION.draw(p)

@@ -38,6 +38,7 @@ def test_a_hang_is_ended_and_the_line_is_named(monkeypatch: pytest.MonkeyPatch):
     assert "still running after 1 seconds of work, in line 6: while True: pass" in verdict.message
 
 
+@pytest.mark.long
 def test_on_a_busy_machine_nothing_hangs(monkeypatch: pytest.MonkeyPatch):
     """It takes more seconds than it may, but hardly any of a processor."""
     monkeypatch.setattr(checking, "PATIENCE", 10_000)

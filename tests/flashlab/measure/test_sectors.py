@@ -53,6 +53,7 @@ def test_a_problem_that_was_measured() -> None:
     assert sectors.shown(run, launch) == MEASURED
 
 
+@pytest.mark.long
 def test_where_rows_are_whole_the_counters_show_the_bytes() -> None:
     """In every launch of Hopper's kernels that was measured, the prediction is what ncu read."""
     compared, seen = 0, set[object]()

@@ -17,7 +17,7 @@ import pytest
 import flashlab as fl
 from tests.flashlab.player.test_pack import hostile
 from tests.flashlab.player.traces import LESSON, lesson, long, record, shown, small, traced
-from tests.tiers import one_of_each
+from tests.tiers import one_of_each, those_in
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 ROOT = Path(__file__).resolve().parents[3]
@@ -297,7 +297,9 @@ WALK = """() => {
 }"""
 
 
-@pytest.mark.parametrize("algorithm", ["paged", "flash3_paged", "mla_paged", "cascade"])
+@pytest.mark.parametrize(
+    "algorithm", those_in({"flash3_paged", "cascade"}, ["paged", "flash3_paged", "mla_paged", "cascade"])
+)
 def test_the_centre_is_never_blank(algorithm: str, opened: Open, pages: Path) -> None:
     """S is there in every step; with it the pool, of which every page of the request is read, and the partial results."""
     trace = shown(algorithm)

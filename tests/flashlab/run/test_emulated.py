@@ -226,6 +226,7 @@ def test_what_is_not_written_raises(changed: Any) -> None:
         attention(*fl.random_inputs(SMALL.replace(len_q=3)))
 
 
+@pytest.mark.long
 def test_verify_names_the_misuse(changed: Any) -> None:
     changed("flash2", "load_k", "copy_wait<0>(); … barrier();", "")
     report = fl.verify("flash2", backend="emulator", dtypes=["float16"], checks=["gqa"], examples=1)

@@ -100,7 +100,7 @@ def test_the_verdict_on_a_kernel_is_the_same_as_here(source: Path) -> None:
     assert shown == there.rows
 
 
-@pytest.mark.alike("1-words0", "2-words1", "4-words3")
+@pytest.mark.alike("1-words0", "2-words1")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("wrong", "words", "said"),
@@ -122,6 +122,7 @@ def test_a_kernel_that_ends_its_process_or_never_ends(
 
 
 @pytest.mark.compiler
+@pytest.mark.long
 def test_a_kernel_by_its_name_runs_apart_in_python_too(source: Path) -> None:
     report = verify(f"{source}:rows", **SIZES, macros={"WRONG": 2}, dtypes=["float32"], checks=["split"])
     assert {row.status for row in report.rows} == {"not run"}, "it has no LSE"

@@ -101,6 +101,7 @@ def test_a_kernel_is_a_function_with_counts() -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.long
 def test_arguments_of_other_names_and_layouts() -> None:
     """Operands and expressions by name, a template's own head dim, and arrays that a function makes."""
 

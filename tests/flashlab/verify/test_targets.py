@@ -35,6 +35,7 @@ def test_our_algorithms_pass_on_the_simulator(case: tuple[str, str]) -> None:
     assert report.verdict == "passed", report.failed[:3]
 
 
+@pytest.mark.long
 def test_a_verification_that_isnt_full_is_little_work() -> None:
     """Calls of the kernel in one dtype, and the scores that they ask for: it must stay a matter of seconds."""
     asked: list[int] = []
