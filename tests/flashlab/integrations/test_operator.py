@@ -145,7 +145,7 @@ def test_more_columns_of_values_are_refused() -> None:
     with pytest.raises(fl.UsageError, match=line):
         door().attention(q[..., :24], k[..., :24], v)
     line = r"v.shape = \(2, 2, 30, 16\): expected 32 columns, as q has: flashlab.integrations.torch.attention pads"
-    options = [None, None, None, "emulator", None, False, True, None, None, None, None, False]
+    options = [None, None, None, "emulator", None, False, True, None, None, None, False, None, False]
     with pytest.raises(fl.UsageError, match=line):
         torch().ops.flashlab.attention(q, k, v[..., :16], None, None, None, "auto", None, True, *options)
 
@@ -267,7 +267,7 @@ def test_gradients_lie_as_their_tensors(used: int | None) -> None:
     out, lse = door().attention(q, k, v, causal=True, lse=True, **ragged)
     found = torch().autograd.grad(out.sum(), (q, k, v))
     assert [x.stride() for x in (out, *found)] == [x.stride() for x in (q, q, k, v)]
-    options = [None, ends, ends, "emulator", None, False, True, None, None, None, None, False, rows, rows]
+    options = [None, ends, ends, "emulator", None, False, True, None, None, None, False, None, False, rows, rows]
     given = [x.detach() for x in (torch().ones_like(out), q, k, v, out, lse)]
     backward = torch().ops.flashlab.attention_backward
     torch().library.opcheck(backward, (*given, None, None, *options), test_utils=("test_schema", "test_faketensor"))
