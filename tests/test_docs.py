@@ -36,6 +36,7 @@ import simulator
 import studies
 from docs._site import emulator, headlines, race, race_picture, readme, release, speeds
 from docs._site.blocks import replaced
+from flashlab.lessons.catalogue import LESSONS
 from flashlab.measure import results
 from tests.conftest import NEEDS
 
@@ -376,3 +377,14 @@ def test_flash3_is_as_fast_as_its_page_says():
     for peer, least in ("fa4", 1), ("cudnn", 1), ("fa3", 0.99):
         ratios = [cell[peer] for cell in found if peer in cell]
         assert len(ratios) == 18 and min(ratios) > least
+
+
+def test_pages_count_the_lessons():
+    words = {12: "Twelve", 13: "Thirteen", 14: "Fourteen", 15: "Fifteen", 16: "Sixteen"}
+    others, all_of_them = words[len(LESSONS) - 1], words[len(LESSONS)]
+    for page, said in (
+        ("README.md", f"{others} more lead"),
+        ("docs/index.md", all_of_them),
+        ("CHANGELOG.md", all_of_them),
+    ):
+        assert re.search(rf"\b{said}\b", (ROOT / page).read_text(encoding="utf-8")), page

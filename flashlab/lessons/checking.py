@@ -25,10 +25,10 @@ from flashlab.base.scratch import scratch
 from flashlab.lessons import classes, record
 from flashlab.lessons.catalogue import CLASS_EXERCISES, EXERCISES, KERNEL_EXERCISES, TRITON_EXERCISES, solution
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
-from flashlab.lessons.lines import at_line, line_of_hang, squeezed
+from flashlab.lessons.lines import at_line, squeezed
 from flashlab.lessons.reasons import told_apart
 from flashlab.lessons.rules import Did
-from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Place, Verdict, unended
+from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Place, Verdict, stopped, unsent
 from flashlab.lessons.watch import REGISTERS
 from simulator import CATALOGUE, Device, Program, Tile, Trace
 from simulator.dtypes import Array
@@ -177,18 +177,11 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
     with scratch() as folder:
         try:
             (folder / "job.pickle").write_bytes(_job(program, exercise, cases, seconds))
-        except Exception as error:  # a program that holds an open file, a lock or the like
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
+        except Exception as error:
+            return unsent(exercise.name, error)
         outcome = run_child(folder, PATIENCE * seconds, CHILD)
-        if outcome.kind == "no end":
-            message = f"{outcome.message}{at_line(line_of_hang(folder, file), file)}"
-            return unended(exercise.name, message, seconds, outcome.printed)
-        if outcome.kind == "hang":
-            message = f"{outcome.message} after {seconds:g} seconds of work{at_line(line_of_hang(folder, file), file)}"
-            return Verdict(exercise.name, "hang", message, printed=outcome.printed)
-        if outcome.kind != "done":
-            return Verdict(exercise.name, outcome.kind, outcome.message, printed=outcome.printed)
+        if (ended := stopped(exercise.name, outcome, folder, file, seconds)) is not None:
+            return ended
         verdicts: list[Verdict] = []
         for n, case in enumerate(cases):
             try:

@@ -15,8 +15,8 @@ import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 from flashlab.base.process import run_child
 from flashlab.base.scratch import scratch
 from flashlab.lessons.class_exercise import ClassExercise
-from flashlab.lessons.lines import at_line, line_of_hang, squeezed
-from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
+from flashlab.lessons.lines import at_line, squeezed
+from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, stopped, unsent
 
 CHILD = "flashlab.lessons.class_child"
 
@@ -38,19 +38,12 @@ def check(answer: Any, exercise: ClassExercise, seconds: float) -> Verdict:
     with scratch() as folder:
         try:
             job["answer"] = cloudpickle.dumps(answer)  # pyright: ignore[reportUnknownMemberType]
-        except Exception as error:  # one that holds an open file, a lock or the like
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
+        except Exception as error:
+            return unsent(exercise.name, error)
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
         outcome = run_child(folder, PATIENCE * seconds, CHILD)
-        if outcome.kind == "no end":
-            message = f"{outcome.message}{at_line(line_of_hang(folder, file), file)}"
-            return unended(exercise.name, message, seconds, outcome.printed)
-        if outcome.kind == "hang":
-            message = f"{outcome.message} after {seconds:g} seconds of work{at_line(line_of_hang(folder, file), file)}"
-            return Verdict(exercise.name, "hang", message, printed=outcome.printed)
-        if outcome.kind != "done":
-            return Verdict(exercise.name, outcome.kind, outcome.message, printed=outcome.printed)
+        if (ended := stopped(exercise.name, outcome, folder, file, seconds)) is not None:
+            return ended
         try:
             found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
             return _of(found, exercise, file, outcome.printed)

@@ -8,7 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 from zipfile import BadZipFile
 
+from flashlab.lessons.lines import at_line, line_of_hang
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flashlab.base.process import Outcome
     from simulator import Trace
 
 HEADLINES = {
@@ -184,6 +189,23 @@ def unended(exercise: str, message: str, seconds: float, printed: str) -> Verdic
     why = "a slow or busy machine, or a loop without end"
     what = f"run it again, or with seconds={more:g}, which waits for {PATIENCE * more:g}"
     return Verdict(exercise, "no end", f"{message}: {why}; {what}", printed=printed)
+
+
+def stopped(exercise: str, outcome: Outcome, folder: Path, file: str, seconds: float) -> Verdict | None:
+    """The verdict on an answer whose process in that folder didn't come to its end, with the learner's line; None if it did."""
+    if outcome.kind == "done":
+        return None
+    where = at_line(line_of_hang(folder, file), file)
+    if outcome.kind == "no end":
+        return unended(exercise, f"{outcome.message}{where}", seconds, outcome.printed)
+    after = f" after {seconds:g} seconds of work{where}" if outcome.kind == "hang" else ""
+    return Verdict(exercise, outcome.kind, f"{outcome.message}{after}", printed=outcome.printed)
+
+
+def unsent(exercise: str, error: Exception) -> Verdict:
+    """The verdict on an answer that no other process can get, for it holds an open file, a lock or the like."""
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return Verdict(exercise, "usage", f"it cannot be sent to another process: {reason}")
 
 
 def _number(n: int) -> str:

@@ -15,6 +15,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -567,6 +568,8 @@ def _command(argv: list[str]) -> str:
         words = ["flashlab"]
     else:
         words = ["python", "-m", name] if name else [program]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], *words[1:]]
     return shlex.join([*words, *(Path(x).name if Path(x).is_absolute() else x for x in argv[1:])])
 
 

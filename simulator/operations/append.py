@@ -14,49 +14,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array
 from simulator.errors import Said, UsageError
-from simulator.operations.caches import dtypes_of, quantized, scale_fields, scales_of
-from simulator.operations.operation import Arrays, Operand, Operation
-from simulator.operations.paged import PAGE_SIZE, Pool, PoolOfScales
+from simulator.operations.caches import dtypes_of, quantized, scale_fields
+from simulator.operations.operation import Arrays, Operand
+from simulator.operations.paged import PAGE_SIZE
+from simulator.operations.pools import LABELS, POOLS, QUANTIZED, SCALES, Writing, codes, pool_sizes, scales
 from simulator.operations.problems import Problems, Sizes, posed
-from simulator.problem import CACHES, DTYPES, Problem, Tile
+from simulator.problem import DTYPES, Problem, Tile
 from simulator.support import Support
 
-TOKENS = ("pages", "kv_heads", "page_size")
-POOLS = (
-    Pool(name="k_pool", axes=(*TOKENS, "head_dim"), dtype="kv"),
-    Pool(name="v_pool", axes=(*TOKENS, "head_dim_v"), dtype="kv"),
-)
-SCALES = tuple(
-    scale for name in "kv" for scale in scales_of(name, TOKENS, PoolOfScales) if "pages" in scale.axes
-)  # fmt: skip
-"""A scale for each key and each value of a pool of 8 bits."""
-QUANTIZED: Mapping[str, Sizes] = {
-    dtype: {"kv_dtype": dtype, "k_scale": "token", "v_scale": "token"} for dtype in CACHES
-}
-LABELS = {"float8_e4m3fn": "e4m3", "int8": "int8"}
 
-
-def pool_sizes(arrays: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
-    """Pages, heads, page size, head dim, and that of V, of `k_pool` and `v_pool`. Raises `UsageError`."""
-    for name in ("k_pool", "v_pool"):
-        if len(getattr(arrays[name], "shape", ())) != 4:
-            shown = tuple(arrays[name].shape) if hasattr(arrays[name], "shape") else type(arrays[name]).__name__
-            raise UsageError(f"{name}.shape", shown, "(pages, kv_heads, page_size, head_dim)")
-    (pages, heads, size, dim), of_v = (tuple(arrays[f"{name}_pool"].shape) for name in "kv")
-    if size < 1:
-        raise UsageError("k_pool.shape", (pages, heads, size, dim), "pages of at least one key")
-    if of_v[:3] != (pages, heads, size):
-        raise UsageError("v_pool.shape", of_v, f"pages, heads and page size {(pages, heads, size)}, as k_pool has")
-    return pages, heads, size, dim, of_v[3]
-
-
-class Append(Operation):
+class Append(Writing):
     """New keys and values into their slots."""
 
     name = "append"
-    in_pages = True
     kinds: ClassVar[Mapping[str, str]] = {
         "normal": "standard normal", "sizes": "of a size for each token, up to 2^12, elements of many sizes, and some of zeros",
     }  # fmt: skip
@@ -92,7 +64,6 @@ class Append(Operation):
         Operand(name="slot_mapping", axes=("len_q",), dtype="int64"),
         *SCALES,
     )
-    outputs = (*POOLS, *SCALES)
 
     def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
         sizes: Sizes = {
@@ -186,9 +157,6 @@ class Append(Operation):
         p = problem if problem.page_size else problem.replace(page_size=PAGE_SIZE)
         return p.replace(len_kv=min(p.len_kv, p.len_q), pages=max(p.pages, -(-p.len_q // (p.page_size or 1))))
 
-    def idle(self, problem: Problem) -> bool:
-        return not problem.len_q
-
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         """Tokens in slots of any order. Every row of the pools, and every scale, is some number before."""
         p = problem
@@ -200,16 +168,12 @@ class Append(Operation):
                 powers = random.integers(-24, 13, (p.len_q, 1), np.int32) - random.integers(0, 16, x.shape, np.int32)
                 size = np.exp2(powers) * (random.random((p.len_q, 1)) > 0.1)
                 found[name] = (x * size.astype(np.float32)).astype(found[name].dtype)
-        for name in ("k_pool", "v_pool") if p.quantized else ():
-            shape, dtype = found[name].shape, numpy_dtype(p.kv_dtype)
-            whole = random.integers(-100, 101, shape, np.int32)
-            found[name] = whole.astype(np.float32).astype(dtype)
+        found |= codes(p, found, random)
         slots = np.full(p.len_q, -1, np.int64)
         some = random.permutation(p.len_q)[: p.len_kv]
         slots[some] = random.permutation(p.pages * (p.page_size or 1))[: p.len_kv]
         found["slot_mapping"] = slots
-        scales = [scale for scale in SCALES if scale.when(p)]
-        return found | {x.name: random.random(x.shape(p)).astype(np.float32) for x in scales}
+        return found | scales(p, random)
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         p, found = problem, dict[str, Array]()
@@ -226,14 +190,6 @@ class Append(Operation):
                 scales[page, :, row] = scale[0].T
             pool[page, :, row] = rows[0].swapaxes(0, 1).astype(np.float64)
         return found
-
-    def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        """0 everywhere: each element is one that is copied, or rounded once, as the judge does."""
-        return {name: np.zeros(x.shape[:3]) for name, x in truth.items()}
-
-    def flops(self, problem: Problem) -> int:
-        """None by convention: it moves bytes."""
-        return 0
 
 
 APPEND = Append()

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simulator.counts import Spec
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array
 from simulator.errors import UsageError, dtype_name
-from simulator.operations.append import LABELS, POOLS, QUANTIZED, SCALES, pool_sizes
 from simulator.operations.caches import scale_fields
-from simulator.operations.operation import Arrays, Operand, Operation
+from simulator.operations.operation import Arrays, Operand
 from simulator.operations.paged import PAGE_SIZE
+from simulator.operations.pools import LABELS, POOLS, QUANTIZED, SCALES, Writing, codes, pool_sizes, scales
 from simulator.operations.problems import Problems, Sizes, posed
 from simulator.problem import CACHES, DTYPES, Problem, Tile
 from simulator.support import Support
@@ -33,11 +33,10 @@ class Pairs(Operand):
         return Spec(self.name, 1, 2 * problem.len_q, 1, "int32", role, vector=True)
 
 
-class Copies(Operation):
+class Copies(Writing):
     """Pages copied to others."""
 
     name = "copy of pages"
-    in_pages = True
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "one page": {"heads": 2, "len_q": 1, "page_size": 16, "pages": 4},
         "many pages": {"heads": 4, "kv_heads": 2, "len_q": 30, "page_size": 16, "pages": 70},
@@ -60,7 +59,6 @@ class Copies(Operation):
     }  # fmt: skip
     shown: ClassVar[Mapping[str, Any]] = {"len_q": 2, "page_size": 16, "pages": 5, "head_dim": 64}
     inputs = (*POOLS, Pairs(name="pairs", axes=("len_q", "two"), dtype="int32"), *SCALES)
-    outputs = (*POOLS, *SCALES)
 
     def matrix(self, support: Support, dtype: str, *, boxes: bool) -> dict[str, Sizes]:
         sizes: Sizes = {
@@ -135,26 +133,19 @@ class Copies(Operation):
         p = problem if problem.page_size else problem.replace(page_size=PAGE_SIZE)
         return p.replace(pages=max(p.pages, 2 * p.len_q))
 
-    def idle(self, problem: Problem) -> bool:
-        return not problem.len_q
-
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         """Pages of any order. If there are too few for all pairs, some are copied to several others."""
         p = problem
         found = super().draw(p, seed, kind)
         random = np.random.default_rng((seed, 8))
-        for name in ("k_pool", "v_pool") if p.quantized else ():
-            shape, dtype = found[name].shape, numpy_dtype(p.kv_dtype)
-            whole = random.integers(-100, 101, shape, np.int32)
-            found[name] = whole.astype(np.float32).astype(dtype)
+        found |= codes(p, found, random)
         if p.pages <= p.len_q:
             raise UsageError("pages", p.pages, f"more than {p.len_q:,}: no target is copied")
         order = random.permutation(p.pages)
         rest = order[p.len_q :]
         sources = rest[: p.len_q] if len(rest) >= p.len_q else random.choice(rest, p.len_q)
         found["pairs"] = np.stack([sources, order[: p.len_q]], 1).astype(np.int32)
-        scales = [scale for scale in SCALES if scale.when(p)]
-        return found | {x.name: random.random(x.shape(p)).astype(np.float32) for x in scales}
+        return found | scales(p, random)
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         found = {x.name: arrays[x.name].astype(np.float64) for x in self.outputs if x.when(problem)}
@@ -162,14 +153,6 @@ class Copies(Operation):
         for x in found.values():
             x[targets] = x[sources]
         return found
-
-    def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        """0 everywhere: elements are copied."""
-        return {name: np.zeros(x.shape[:3]) for name, x in truth.items()}
-
-    def flops(self, problem: Problem) -> int:
-        """None by convention: it moves bytes."""
-        return 0
 
 
 COPIES = Copies()

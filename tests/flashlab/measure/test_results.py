@@ -391,3 +391,11 @@ def test_the_command_is_as_one_would_type_it(
     spec = module and SimpleNamespace(name=module)
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
     assert results._command([f"/somewhere/{program}", "/checkouts/llm.c", "--force"]) == typed
+
+
+def test_a_command_of_several_ranks_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name="studies.__main__")))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    typed = "torchrun --nproc-per-node 2 -m studies parallel speed"
+    assert results._command(["/somewhere/studies/__main__.py", "parallel", "speed"]) == typed
