@@ -485,8 +485,14 @@ def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
             if found and (more := _matching(bench, other, failing=False)) is not None:
                 found = {words for words in found if more.get(words, "" not in more)}
     order: dict[str, Any] = dict.fromkeys(words for words, _ in _suspects(Scene.of(bench, case)))
-    named = [words for words in (*order, *sorted(_ROWS)) if words in found]
+    named = [words for words in (*order, *sorted(_ROWS)) if words in found and not _narrower(words, found)]
     return "; or ".join(named) if len(named) <= 2 else ""
+
+
+def _narrower(words: str, found: set[str]) -> bool:
+    """Is a mistake part of a plainer one that explains as much?"""
+    plain, where, _ = words.partition(" where there are ")
+    return bool(where) and any(other != words and other.startswith(f"{plain} (") for other in found)
 
 
 def _larger(bench: Bench, case: Case) -> Iterator[Case]:

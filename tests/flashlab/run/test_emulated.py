@@ -24,7 +24,11 @@ from tests.simulator.problems import scores, taken_by
 
 pytestmark = pytest.mark.compiler
 
-ALGORITHMS = [name for name in fl.catalogue.with_kernels(ATTENTION, language="cuda") if not fl.CATALOGUE[name].arch]
+ALGORITHMS = [
+    name
+    for name in fl.catalogue.with_kernels(ATTENTION, language="cuda")
+    if not fl.CATALOGUE[name].arch and not fl.CATALOGUE[name].support.queries
+]
 SMALL = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=40, len_kv=50, head_dim=32, dtype="float16", causal=True)
 
 
