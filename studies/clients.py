@@ -1,4 +1,4 @@
-"""Models that run on our kernels, beside PyTorch's own attention: `python -m studies clients train|speed|profile|families`.
+"""Models that run on our kernels, beside PyTorch's own attention: `python -m studies clients PART`.
 
 - `train` trains the small model of `studies.model` with each attention, from the same weights on the same text. Before that, the
   gradients of the first step are held to those in float32: an attention passes if its error is at most 1.1 times SDPA's. With
@@ -7,6 +7,7 @@
 - `profile` says where the time of such a step goes: the host's for attention's calls and in all, and the GPU's by kernels.
 - `families` has logits and gradients of six families of Transformers' models, with random weights, against eager ones in float32:
   in bfloat16 on a GPU, beside SDPA, and in float32 on the emulator.
+- `generate` has Transformers answer requests of several lengths by continuous batching, beside SDPA.
 
 What a run needs of memory is said before it starts: 16 bytes for each parameter (itself, its gradient and AdamW's two moments),
 and what a forward pass keeps for the backward pass, which is counted in passes of one and of two windows.
@@ -29,6 +30,7 @@ from flashlab.measure import results
 from flashlab.measure.results import Kind
 from simulator.errors import UsageError, unknown
 from studies.families import OURS, bar, families, mean_error
+from studies.generation import generate
 from studies.profiled import Watched, of_steps
 from studies.rows import row, shown
 
@@ -92,10 +94,15 @@ PROFILE = row(
     attention=str, batch=int, context=int, step_ms=float, host_ms=float, gpu_ms=float | None, launches=float | None,
     forward_us=float, backward_us=float, kernels=tuple[KERNEL, ...],
 )  # fmt: skip
+GENERATION = row(
+    "Generation", "Requests that were batched continuously. `tokens_per_s` counts new tokens, and takes the median of the rounds."
+    " Of the new tokens so many are `equal` to those by SDPA.",
+    attention=str, requests=int, prompt_tokens=int, new_tokens=int, equal=int, tokens_per_s=float, rounds=int,
+)  # fmt: skip
 CLIENTS = row(
     "Clients", "What one part measured. Of a model it gives the sizes.", part=str, dtype=str, model=dict[str, float],
     batch=int | None, runs=(tuple[RUN, ...], ()), speeds=(tuple[STEP, ...], ()), profiles=(tuple[PROFILE, ...], ()),
-    families=(tuple[FAMILY, ...], ()),
+    families=(tuple[FAMILY, ...], ()), generations=(tuple[GENERATION, ...], ()),
 )  # fmt: skip
 
 
@@ -135,6 +142,13 @@ def headline(of: Any) -> str:
             if r.attention == OURS and r.gpu_ms
         ]
         return f"a training step takes {'; '.join(each) or 'what a CPU needs'}"
+    if of.generations:
+        speeds = {r.attention: r for r in of.generations}
+        ours, ratio = speeds[OURS], speeds[OURS].tokens_per_s / speeds["sdpa"].tokens_per_s
+        found = (
+            f"continuous batching of {ours.requests} requests: {ours.tokens_per_s:,.0f} tokens/s, {ratio:.2f} × SDPA's"
+        )
+        return f"{found}; {ours.equal:,} of {ours.new_tokens:,} tokens are equal"
     ours = [r for r in of.families if r.attention == OURS]
     worst = max(max(r.logits_worst, r.gradients_worst) for r in ours)
     found = (
@@ -169,6 +183,8 @@ def table(of: Any) -> str:
         "families": "family | attention | dtype | logits worst=logits_worst:.1e | logits mean=logits_mean:.1e"
         " | gradients worst=gradients_worst:.1e | gradients mean=gradients_mean:.1e"
         + (" | equal tokens=alike" if any(r.tokens for r in of.families) else ""),
+        "generations": "attention | requests | prompt tokens=prompt_tokens:, | new tokens=new_tokens:, | equal:,"
+        " | new tokens/s=tokens_per_s:,.0f | rounds",
     }  # fmt: skip
     (name,) = (x for x in columns if getattr(of, x))
     parts = [shown(columns[name], **giga)(SimpleNamespace(rows=getattr(of, name)))]
@@ -408,6 +424,7 @@ PARTS: Mapping[str, Callable[[Any, Any], Row]] = {
     "speed": speed,
     "profile": profile,
     "families": families,
+    "generate": generate,
 }
 
 

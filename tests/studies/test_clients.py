@@ -150,3 +150,22 @@ def test_what_results_say() -> None:
     each[1]["logits_mean"] = 0.0125
     found = clients.headline(clients.CLIENTS(**head, families=each))
     assert "off by at most 3.0e-02 of their size, at most 1.00 × the mean errors of PyTorch's attention" in found
+    batch: dict[str, Any] = {"requests": 128, "prompt_tokens": 60_000, "new_tokens": 16_384, "rounds": 3}
+    both = [
+        batch | {"attention": "flashlab", "equal": 16_000, "tokens_per_s": 3000},
+        batch | {"attention": "sdpa", "equal": 16_384, "tokens_per_s": 2000},
+    ]
+    of = clients.CLIENTS(**head, generations=both)
+    assert clients.headline(of) == (
+        "continuous batching of 128 requests: 3,000 tokens/s, 1.50 × SDPA's; 16,000 of 16,384 tokens are equal"
+    )
+    assert "| flashlab | 128 | 60,000 | 16,384 | 16,000 | 3,000 | 3 |" in clients.table(of)
+
+
+@pytest.mark.transformers
+@pytest.mark.compiler
+@pytest.mark.long
+def test_requests_batched_continuously(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a CPU, in float32, all tokens are those by SDPA."""
+    status, out, _ = run(capsys, "generate")
+    assert status == 0 and "; 16 of 16 tokens are equal" in out
