@@ -1,5 +1,5 @@
 // A row of 16-bit elements in 8 bits: the largest element becomes LARGEST_ELEMENT, and all are divided by one scale. Every bit is that
-// of fl.quantize_cache, in float32: so quotients are true divisions.
+// of fl.quantize_cache, in float32: so quotients are those of a division.
 #pragma once
 
 #include "rows.cuh"
@@ -44,10 +44,25 @@ DEVICE unsigned rounded(float x) {
 #endif
 }
 
+// Divides elements of a row by its scale, rounded as a division rounds. (Markstein 1990: what the product with the reciprocal leaves
+// is divided once more, by fma.) A large power of two keeps what is left of a row of tiny elements above float32's smallest.
+struct Divisor {
+  float up, scale, reciprocal;
+
+  DEVICE explicit Divisor(float by) : up(by < 0x1p-60f ? 0x1p60f : 1), scale(by * up), reciprocal(1 / scale) {
+    if (reciprocal == 0) scale = 0;  // of an infinite element: the others become 0
+  }
+  DEVICE float quotient(float x) const {
+    const float raised = x * up, first = raised * reciprocal;
+    return copysignf(fmaf(fmaf(-first, scale, raised), reciprocal, first), x);
+  }
+};
+
 // Eight elements divided by a scale.
 DEVICE uint2 quantized(const float (&x)[8], float scale) {
+  const Divisor by(scale);
   unsigned word[2] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) word[i / 4] |= rounded(x[i] / scale) << 8 * (i % 4);
+  for (int i = 0; i < 8; ++i) word[i / 4] |= rounded(by.quotient(x[i])) << 8 * (i % 4);
   return make_uint2(word[0], word[1]);
 }

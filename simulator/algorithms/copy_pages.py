@@ -26,8 +26,10 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 ABOUT = {
     "copy_pages": {
         "load_pair": "Read which page is copied, and to which page.",
-        "copy_k": "Copy the keys of one head, and their scales where they have some. They pass through registers.",
-        "copy_v": "The same for the values.",
+        "load_k": "Read the keys of one head into registers, and their scales where they have some.",
+        "load_v": "The same for the values.",
+        "store_k": "Write the keys to the other page.",
+        "store_v": "The same for the values.",
     }
 }
 """What each step is for, in a sentence or two: the player's words."""

@@ -21,6 +21,7 @@ def copy_pages(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
         for pool in (f"{name}_pool", f"{name}_scale"):
             if pool in t:
                 moved = p.kv_heads * p.len_q * (p.page_size or 1) * t[pool].row_bytes
-                book.add(f"copy_{name}", pool, hbm_read=moved, hbm_write=moved)
+                book.add(f"load_{name}", pool, hbm_read=moved)
+                book.add(f"store_{name}", pool, hbm_write=moved)
                 book.distinct(pool, "read", moved)
                 book.distinct(pool, "write", moved)

@@ -6,6 +6,7 @@ from simulator.machine import Machine
 from simulator.operations.copies import COPIES
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
 
@@ -22,9 +23,15 @@ def copy_pages(
     for block in m.launch("copy_pages", rows=problem.len_q, warps=m.config.warps, of=k_pool):
         block.step("load_pair")
         source, target = block.page_pair(pairs, block.i, size, warps=m.config.warps)
+        rows = dict[str, Registers]()
         for name in "kv":
-            block.step(f"copy_{name}")
-            for x in (outputs.get(f"{name}_pool"), outputs.get(f"{name}_scale")):
-                if x is not None:
-                    block.scatter(x, block.gather(x, source, size), target)
+            block.step(f"load_{name}")
+            rows |= {
+                x: block.gather(outputs[x], source, size) for x in (f"{name}_pool", f"{name}_scale") if x in outputs
+            }
+        for name in "kv":
+            block.step(f"store_{name}")
+            for x in (f"{name}_pool", f"{name}_scale"):
+                if x in outputs:
+                    block.scatter(outputs[x], rows[x], target)
     return tuple(outputs.values())

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 APPEND, COPY = "kernels_cu/append_kv.cu", "kernels_cu/copy_pages.cu"
 ROWS, QUANTIZE = "kernels_cu/include/rows.cuh", "kernels_cu/include/quantize.cuh"
 TOKEN = {"k_scale": "token", "v_scale": "token"}
+ROW = {"heads": 1, "len_q": 3, "page_size": 16, "pages": 1, "head_dim": 128, **TOKEN}
 
 CASES: dict[str, dict[str, Any]] = {
     "append": {"heads": 2, "len_q": 75, "len_kv": 60, "page_size": 7, "pages": 12},
@@ -26,6 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
     "int8": {"heads": 2, "len_q": 40, "len_kv": 35, "page_size": 16, "pages": 4, "kv_dtype": "int8", **TOKEN},
     "e4m3": {"heads": 2, "len_q": 40, "len_kv": 35, "page_size": 16, "pages": 4, "kv_dtype": "float8_e4m3fn", **TOKEN},
     "odd dim": {"heads": 2, "len_q": 40, "page_size": 16, "pages": 4, "head_dim": 19, "kv_dtype": "int8", **TOKEN},
+    "ties": {**ROW, "kv_dtype": "int8"},
+    "infinite": {**ROW, "kv_dtype": "int8"},
+    "tiny": {**ROW, "kv_dtype": "float8_e4m3fn", "dtype": "bfloat16"},
     "copies": {"heads": 2, "len_q": 9, "page_size": 70, "pages": 20},
     "scaled copies": {"heads": 2, "len_q": 3, "page_size": 150, "pages": 8, "kv_dtype": "int8", **TOKEN},
 }
@@ -35,6 +41,17 @@ def problem(case: str) -> fl.Problem:
     """A case as a problem: float16, head dim 64."""
     sizes: dict[str, Any] = {"batch": 1, "dtype": "float16", "head_dim": 64, **CASES[case]}
     return fl.Problem(**sizes)
+
+
+def changed(case: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a case. Of some, a row of keys is made for one bug."""
+    if case == "ties":  # of a scale of 7: each quotient is halfway between two integers, and the largest 127
+        arrays["k"][..., 1, :] = 7 * np.append(np.arange(127) + 0.5, 127)
+    elif case == "tiny":
+        arrays["k"][..., 1, :], arrays["k"][..., 1, 3] = float.fromhex("0x1.fp-118"), float.fromhex("0x1.74p-123")
+    elif case == "infinite":
+        arrays["k"][..., 1, 5] = np.inf
+    return arrays
 
 
 def append(
@@ -106,6 +123,16 @@ KERNELS = [
         QUANTIZE,
     ),
     append("the sign is lost", ">> 24 & 0x80, size", ">> 24 & 0, size", "rule", "e4m3", QUANTIZE),
+    append(
+        "what the reciprocal leaves is lost",
+        "fmaf(fmaf(-first, scale, raised), reciprocal, first)",
+        "first",
+        "rule",
+        "ties",
+        QUANTIZE,
+    ),
+    append("tiny rows as others", "by < 0x1p-60f ? 0x1p60f : 1", "1", "rule", "tiny", QUANTIZE),
+    append("infinite rows as others", "if (reciprocal == 0) scale = 0;", "", "rule", "infinite", QUANTIZE),
     append("a scale of 0", "(x > 0 ? x : 1.0f)", "x", "rule", "int8", QUANTIZE),
     append("heads lie a page apart", "head * pool.head", "head * pool.batch", "misuse", "append", ROWS),
     append("scales without heads", "(page * shape.kv_heads + head)", "page", "rule", "int8", ROWS),
@@ -116,32 +143,32 @@ KERNELS = [
     ),
     copy(
         "V into V from K's page number",
-        "copy_rows(v_pool, shape, head, pair)",
-        "copy_rows(v_pool, shape, head, {pair.to, pair.to})",
+        "load_rows(v, v_pool, v_scale, shape, head, pair.from",
+        "load_rows(v, v_pool, v_scale, shape, head, pair.to",
     ),
-    copy("K twice, and no V", "copy_rows(v_pool,", "copy_rows(k_pool,"),
+    copy("K twice, and no V", "load_rows(v, v_pool,", "load_rows(v, k_pool,"),
     copy(
         "the pair before", "blockIdx.x / shape.kv_heads)", "max(0, static_cast<int>(blockIdx.x / shape.kv_heads) - 1))"
     ),
     copy(
         "the first rows of a page alone",
-        "begin < shape.page_size; begin += WARPS * Lanes",
-        "begin < 1; begin += WARPS * Lanes",
+        "begin < shape.page_size; begin",
+        "begin < 1; begin",
         "bytes",
     ),
     copy(
         "a row behind the page",
-        "if (row < shape.page_size && at < bytes) store_global(to + at, x[i][turn]);",
-        "if (row <= shape.page_size && at < bytes) store_global(to + at, x[i][turn]);",
+        "if (row < shape.page_size && at < bytes_of(shape)) store_global(",
+        "if (row <= shape.page_size && at < bytes_of(shape)) store_global(",
         "bytes",
     ),
-    copy("scales aren't copied", "if (scales == nullptr) return;", "return;", "bytes", "scaled copies"),
     copy(
-        "the first scales alone",
-        "begin < shape.page_size; begin += WARPS * 32",
-        "begin < 1; begin += WARPS * 32",
+        "scales aren't copied",
+        "store_global(scale_in(scales, shape, page, head, row), rows.scale[i])",
+        "",
         "bytes",
         "scaled copies",
     ),
-    copy("V's scales are K's", "copy_scales(v_scale,", "copy_scales(k_scale,", "rule", "scaled copies"),
+    copy("rows a warp apart", "(i * WARPS + warp_id())", "(i * WARPS + WARPS - 1)", "misuse"),
+    copy("V's scales are K's", "load_rows(v, v_pool, v_scale", "load_rows(v, v_pool, k_scale", "rule", "scaled copies"),
 ]

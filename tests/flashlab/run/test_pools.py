@@ -88,7 +88,7 @@ def test_a_pool_of_8_bits_gets_what_quantize_cache_makes(dtype: str, of: str) ->
     given = append_arrays(2, kv_dtype=dtype, dtype=of, len_kv=9, **TOKEN)
     with np.errstate(invalid="ignore", over="ignore"):
         given["k"][0, 0, :4] = (
-            np.array([[0.0], [6e-5], [3e4], [1e-20]], np.float32).astype(numpy_dtype(of)) * given["k"][0, 0, :4]
+            np.array([[0.0], [6e-5], [3e4], [1e-35]], np.float32).astype(numpy_dtype(of)) * given["k"][0, 0, :4]
         )
     cache = fl.quantize_cache(given["k"], given["v"], dtype)
     fl.append_kv(**given, backend="emulator")
