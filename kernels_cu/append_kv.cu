@@ -53,7 +53,7 @@ DEVICE void store_row(const Tensor& pool, float* scales, const Shape& shape, int
   for (int mask = Lanes::LANES / 2; mask > 0; mask /= 2) top = max(top, shuffle_xor(top, mask));
   const float scale = scale_for(top);
   lanes_meet();
-  if (place.is_there && first < round_up(shape.head_dim, CHUNK_BYTES)) store_global(row + first, quantized(elements, scale));
+  if (place.is_there && first < round_up(shape.head_dim, CHUNK_BYTES)) store_global(row + first, quantized(elements, scale, top));
   lanes_meet();
   if (place.is_there && first == 0) store_global(scale_in(scales, shape, place.page, head, place.row), scale);
 #else

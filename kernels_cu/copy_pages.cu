@@ -9,14 +9,17 @@
 
 constexpr int POOL_BYTES = CACHE ? 1 : ELEMENT_BYTES;  // of an element
 using Lanes = RowLanes<ceil_div(HEAD_DIM * POOL_BYTES, CHUNK_BYTES)>;
-constexpr int TOGETHER = WARPS * Lanes::ROWS * Lanes::UNDER_WAY;  // rows of a block
+constexpr int ROWS_AT_ONCE = WARPS * Lanes::ROWS;
+// How often rows are asked for before any is written: as often as a page of 16 keys needs. K and V together have enough on the way.
+constexpr int UNDER_WAY = ROWS_AT_ONCE * Lanes::UNDER_WAY < 16 ? Lanes::UNDER_WAY : ceil_div(16, ROWS_AT_ONCE);
+constexpr int TOGETHER = ROWS_AT_ONCE * UNDER_WAY;  // rows of a block
 
 struct Pair { int from, to; };
 
 // This lane's parts of the rows that are under way. The lane with a row's first chunk has its scale.
 struct Rows {
-  uint4 chunk[Lanes::UNDER_WAY][Lanes::TURNS];
-  float scale[Lanes::UNDER_WAY];
+  uint4 chunk[UNDER_WAY][Lanes::TURNS];
+  float scale[UNDER_WAY];
 };
 
 // A row of this lane: warps take turns.
@@ -26,7 +29,7 @@ DEVICE int bytes_of(const Shape& shape) { return round_up(shape.head_dim * POOL_
 // Asks for a head's rows of a page, and for their scales where there are some.
 DEVICE void load_rows(Rows& rows, const Tensor& pool, float* scales, const Shape& shape, int head, int page, int begin) {
 #pragma unroll
-  for (int i = 0; i < Lanes::UNDER_WAY; ++i) {
+  for (int i = 0; i < UNDER_WAY; ++i) {
     const int row = row_at(begin, i);
     const char* from = place_in(pool, page, head, row);
 #pragma unroll
@@ -44,7 +47,7 @@ DEVICE void load_rows(Rows& rows, const Tensor& pool, float* scales, const Shape
 // Writes them to another page.
 DEVICE void store_rows(const Tensor& pool, float* scales, const Shape& shape, int head, int page, int begin, const Rows& rows) {
 #pragma unroll
-  for (int i = 0; i < Lanes::UNDER_WAY; ++i) {
+  for (int i = 0; i < UNDER_WAY; ++i) {
     const int row = row_at(begin, i);
     char* to = place_in(pool, page, head, row);
 #pragma unroll
