@@ -311,14 +311,18 @@ class World:
         for source, target in launch.copies:
             self.rows[target * size : (target + 1) * size] = self.rows[source * size : (source + 1) * size]
 
+    def _used(self) -> set[int]:
+        """The blocks that a table has, or a launch copies from, by what requests own alone."""
+        owned = self.manager.owned.values()
+        return {x for own in owned for x in (*own.table, *([own.source] if own.source else []))}
+
     def _free(self) -> int:
-        """How many blocks no table and no launch has, by the tables alone."""
-        used = {x for own in self.manager.owned.values() for x in (*own.table, *([own.source] if own.source else []))}
-        return self.manager.num_blocks - 1 - len(used)
+        """How many blocks are free."""
+        return self.manager.num_blocks - 1 - len(self._used())
 
     def _idle(self, blocks: Sequence[int]) -> int:
         """How many of these blocks are free."""
-        return len(set(blocks) - {x for own in self.manager.owned.values() for x in own.table})
+        return len(set(blocks) - self._used())
 
     def _state(self) -> tuple[Any, ...]:
         m = self.manager

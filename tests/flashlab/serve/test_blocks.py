@@ -61,6 +61,11 @@ def test_a_driven_run_is_repeated_to_the_letter() -> None:
     assert replay(KVCacheManager, pool, actions) is None
 
 
+def test_a_hit_that_only_a_launch_copies_from_is_not_free() -> None:
+    """In this run a newcomer hits a block that is held for a copy, and in no table. To the model it was one of the free blocks."""
+    assert drive(steps=100, seed=3355901424) is None
+
+
 def test_what_fails_is_shrunk_to_what_it_needs() -> None:
     broken = next(bug for bug in MANAGERS if bug.name == "slots begin a token late").manager()
     # all launches run at the end of a run
