@@ -11,6 +11,7 @@ Others are timed to know what they would bring. Ways that differ only in their r
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from simulator.errors import unknown
 from simulator.operations.latent import latent_problem
 from simulator.programs import flash_decoding as programs
 from simulator.programs.flash_decoding import TILES_PER_CHUNK
+from simulator.time.prediction import timeline
 from studies import contenders
 from studies.contenders import HEAD_DIM, Call, Calls, Decode
 from studies.rows import data, row
@@ -221,7 +223,8 @@ def measure(algorithm: str, cell: Decode, asked: Asked) -> list[Row]:
         sets.append({name: call for name, call in calls.items() if name not in failed})
         sets[-1]["read"] = contenders.plain_read(torch, *read)
     found = served(own, sets, max(1, _CALLS // len(sets)), asked, failed)
-    return [{**cell.model_dump(), **found, "chosen": own, "nbytes": moved}]
+    predicted = 1e6 * timeline(algorithm, problem(algorithm, cell), device=current_device()).seconds
+    return [{**cell.model_dump(), **found, "chosen": own, "nbytes": moved, "predicted": predicted}]
 
 
 def differing(torch: Any, calls: Calls, own: str) -> dict[str, str]:
@@ -253,7 +256,8 @@ def headline(of: Any) -> str:
     said = f"within 5 % of the best way in {near} of {len(ratios)} drawn shapes, at most {max(ratios):.2f} ×"
     peers = {name: [r.ratios[name] for r in of.rows if name in r.ratios] for name in peers_of_shapes(of)}
     beside = [f"{min(x):.2f} to {max(x):.2f} × {name}" for name, x in peers.items()]
-    return "; ".join([f"{of.algorithm}: {said}", *beside])
+    apart = statistics.mean(abs(r.predicted / r.microseconds[r.chosen] - 1) for r in of.rows)
+    return "; ".join([f"{of.algorithm}: {said}", *beside, f"predicted within {apart:.1%} in the mean"])
 
 
 def peers_of_shapes(of: Any) -> list[str]:
@@ -273,7 +277,8 @@ def table(of: Any) -> str:
         })
         for r in of.rows
     ]})  # fmt: skip
-    columns = "batch | heads=both | keys=len_kv:, | chosen | µs=took:.1f | best | its µs=least:.1f | of a plain read=share:.0%"
+    chosen = "chosen | µs=took:.1f | predicted:.1f | best | its µs=least:.1f | of a plain read=share:.0%"
+    columns = f"batch | heads=both | keys=len_kv:, | {chosen}"
     return served_table(
         columns, only_peers, micro=True,
         both=lambda r: f"{r.heads}, {r.kv_heads}", best=best, least=lambda r: min(ways_of(r).values()),
@@ -289,8 +294,9 @@ def peers(algorithm: str, given: Sequence[str] | None) -> Sequence[str]:
 
 
 RUN_ROW = row(
-    "RunsRow", "A drawn shape: µs by way (see `studies/division.py`) and by peer, and their time over that of the `chosen` way.",
-    Decode, **SERVED, chosen=str, nbytes=int, failed=(dict[str, str], {}),
+    "RunsRow", "A drawn shape: µs by way (see `studies/division.py`) and by peer, their time over that of the `chosen` way, and the"
+    " µs of that which the model of time predicted, at the commit that measured.",
+    Decode, **SERVED, chosen=str, nbytes=int, predicted=float, failed=(dict[str, str], {}),
 )  # fmt: skip
 RUNS = Study(
     "runs", "Speed: how keys are divided",

@@ -16,6 +16,7 @@ from simulator.problem import COMMON_MASKS, OF_CACHES, Problem, Tile
 from simulator.programs.flash_decoding import FRAGMENT, TILES_PER_CHUNK, Splits, flash_decoding
 from simulator.programs.quantized import query_parts
 from simulator.support import Support, few_rows
+from simulator.time.schedules import flash_decoding as schedule
 
 WALKS = 2
 """How often a block walks over its units where sequences have lengths, per warp that computes: to find keys, and another one to
@@ -31,7 +32,7 @@ SORTED = 32
 CLASSES = 4
 _REGISTERS, _REGISTERS_APART = 96, 64  # of a thread, for results that wait for their neighbours
 READ_SHARE, ONE_SM = 0.92, 36e9
-"""Share of DRAM's bandwidth that a plain read reaches, and bytes per second of a block to which DRAM leaves all that it asks for."""
+"""Share of DRAM's bandwidth that a plain read reaches, and bytes per second of a block that has DRAM nearly to itself."""
 BOUNDARY, WHOLE_BOUNDARY, MERGE, MERGE_ROW = 2.0e-6, 0.9e-6, 1.9e-6, 1.5e-6
 """Seconds: of a boundary for each row of a warp that merges, where units have parts of row tiles; of a boundary where they have
 whole ones; of the last merge across blocks, and of each of its rows. Set on 14 times of an H100 in seven shapes."""
@@ -213,6 +214,7 @@ ROW = Algorithm(
     "flash_decoding",
     flash_decoding,
     formula.flash_decoding,
+    schedule=schedule.launches,
     kernels=tuple(launch(scales, ragged) for scales in (False, True) for ragged in (False, True)),
     support=Support(
         masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES),
