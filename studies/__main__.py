@@ -6,14 +6,14 @@ import sys
 from importlib import import_module
 
 from simulator.errors import Unavailable, UsageError, unknown
-from studies import pools, timed
+from studies import division, pools, timed
 
 OTHERS = ("blind", "clients", "corpus", "model", "overhead", "parallel", "rates", "serve", "upstream")
 
 
 def main(name: str = "", *words: str) -> None:
     """Run a study. What its user can mend is told in a line, with status 2."""
-    studies = timed.STUDIES | {study.name: study for study in (pools.POOLS, pools.MIXED)}
+    studies = timed.STUDIES | {study.name: study for study in (division.RUNS, pools.POOLS, pools.MIXED)}
     known = sorted((*studies, *OTHERS))
     try:
         if name in studies:

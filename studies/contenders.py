@@ -294,13 +294,18 @@ def contenders(torch: Any, algorithm: str, cell: Decode, against: Sequence[str],
     if algorithm == "paged":
         calls, read = (_quantized if cell.kv_dtype else _featured)(torch, algorithm, cell)
     else:
-        drawn = {"flash_decoding": _dealt, "flash_decoding_1": _ladder, "cascade": _shared}.get(algorithm, _latent)
-        call_of, read = drawn(torch, cell)
+        call_of, read = drawn(torch, algorithm, cell)
         calls = ready(algorithm, {name: partial(call_of, name) for name in (algorithm, *against)}, failed)
-    return {**_agree(calls, cell), "read": _read(torch, *read)}
+    return {**agree(calls, cell), "read": plain_read(torch, *read)}
 
 
-def _agree(calls: Calls, cell: Decode) -> Calls:
+def drawn(torch: Any, algorithm: str, cell: Decode) -> tuple[Callable[..., Call], Sequence[Any]]:
+    """Random inputs of a cell: what makes a contender's call on them, and the arrays that a plain read reads."""
+    made = {"flash_decoding": _dealt, "flash_decoding_1": _ladder, "cascade": _shared}.get(algorithm, _latent)
+    return made(torch, cell)
+
+
+def agree(calls: Calls, cell: Decode) -> Calls:
     """The calls, after a look at what they return."""
     outs = {name: call().float() for name, call in calls.items()}
     names = list(outs)
@@ -366,8 +371,8 @@ def _requests(torch: Any, algorithm: str, cell: Decode, against: Sequence[str], 
 
     calls = ready(algorithm, {name: partial(call_of, name) for name in (algorithm, *against)}, failed)
     for same in ({algorithm, *IN_PAGES} & calls.keys(), calls.keys() - {algorithm, *IN_PAGES}):
-        _agree({name: call for name, call in calls.items() if name in same}, cell)
-    return {**calls, "read": _read(torch, *dense)}
+        agree({name: call for name, call in calls.items() if name in same}, cell)
+    return {**calls, "read": plain_read(torch, *dense)}
 
 
 def _flashinfer(torch: Any, arrays: Arrays, pages: Pages) -> Call:
@@ -456,7 +461,7 @@ def _featured(torch: Any, algorithm: str, cell: Decode) -> tuple[Calls, Sequence
     return calls, [arrays[x] for x in "qkv"]
 
 
-def _latent(torch: Any, cell: Decode) -> tuple[Callable[[str], Call], Sequence[Any]]:
+def _latent(torch: Any, cell: Decode) -> tuple[Callable[..., Call], Sequence[Any]]:
     """A latent cache in one piece, and in pages of a random order."""
     q, rows = _random(torch, cell.batch, cell.heads, 1, LATENT), _random(torch, cell.batch, 1, cell.len_kv, LATENT)
     pool, table = _pooled(torch, rows, cell.page_size or _PAGE)
@@ -464,10 +469,10 @@ def _latent(torch: Any, cell: Decode) -> tuple[Callable[[str], Call], Sequence[A
     pool, table = pool[order], torch.argsort(order).int()[table.long()]
     lengths = _int32(torch, [cell.len_kv] * cell.batch)
 
-    def call_of(name: str) -> Call:
+    def call_of(name: str, chunk: int | None = cell.chunk) -> Call:
         if name == "flashinfer":
             return _flashinfer_latent(torch, q, pool, table, lengths)
-        how: Arrays = {"chunk": cell.chunk, "algorithm": name, "backend": BACKEND}
+        how: Arrays = {"chunk": chunk, "algorithm": name, "backend": BACKEND}
         if CATALOGUE[name].operation.in_pages:
             return lambda: mla(q, pool.swapaxes(1, 2), block_table=table, seq_lens=lengths, **how)
         return lambda: mla(q, rows, **how)
@@ -538,7 +543,7 @@ def _flashinfer_shared(
     return lambda: wrapper.run(rows, tuple(pools)).unsqueeze(2)
 
 
-def _read(torch: Any, q: Any, k: Any, v: Any) -> Call:
+def plain_read(torch: Any, q: Any, k: Any, v: Any) -> Call:
     """A kernel that does nothing but read two arrays."""
     if BACKEND != "gpu":
         return lambda: None

@@ -12,6 +12,7 @@ from docs._site.controls import control
 from docs._site.timed import device, link
 from flashlab.base.files import replace_file
 from flashlab.measure import results
+from studies import division
 from studies import timed as studies
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,17 @@ def timed(algorithm: str, condition: str | None = None, *, on: str | None = None
     return f"{table}\n\n*{device(of)}, {of.content['date'][:10]}: `{of.content['command']}` ({link(of)}).*\n"
 
 
+def runs(algorithm: str) -> str:
+    """Drawn shapes: the way in which an algorithm divides keys, and the best way. The headline, then the table."""
+    found = results.find(ROOT / results.FOLDER, kind="runs", algorithm=algorithm)
+    of = next((r for r in reversed(found) if r.data["algorithm"] == algorithm), None)
+    if of is None:
+        return "This was not measured yet.\n"
+    data = division.RUNS.data(of)
+    said = f"*{device(of)}, {of.content['date'][:10]}: `{of.content['command']}` ({link(of)}).*"
+    return f"{division.RUNS.headline(data)}.\n\n{division.RUNS.table(data)}\n\n{said}\n"
+
+
 def appended() -> str:
     """A table of appends beside others' kernels."""
     found = results.find(ROOT / results.FOLDER, kind="append", algorithm="flash3_paged")
@@ -73,6 +85,7 @@ def blocks() -> dict[str, str]:
     return {
         "ladder": ladder(),
         "timed": timed("flash_decoding", on="h200"),
+        "runs": runs("flash_decoding"),
         "paged": timed("paged", on="h100"),
         "paged_h200": timed("paged", on="h200"),
         "quantized": timed("paged", "quantized", on="h100"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs._site.agreed import agreed
 from docs._site.blocks import replaced
-from docs._site.decoding import ROOT, timed
+from docs._site.decoding import ROOT, runs, timed
 from flashlab.base.files import replace_file
 
 PAGE = ROOT / "docs" / "mla.md"
@@ -14,7 +14,7 @@ ALGORITHMS = ("mla", "mla_paged", "mla_hopper", "mla_hopper_paged")
 def blocks() -> dict[str, str]:
     beside = {name: timed(name, on="h100") for name in ALGORITHMS}
     alone = {f"{name}_h200": timed(name, on="h200") for name in ("mla_hopper", "mla_hopper_paged")}
-    return beside | alone | {"agreed": agreed(ALGORITHMS)}
+    return beside | alone | {"runs": runs("mla_hopper"), "agreed": agreed(ALGORITHMS)}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from simulator.devices import Device
 from simulator.errors import unknown
 from simulator.fields import integer
 from simulator.problem import Problem
-from simulator.programs.flash_decoding import Splits
+from simulator.programs.flash_decoding import TILES_PER_CHUNK, Splits
 from simulator.ragged import sorted_together
 
 __all__ = ["Cost", "Costs", "Model", "Rate", "rates"]
@@ -187,6 +187,6 @@ class Costs:
         cols = config.tile.cols
         runs = flash_decoding.runs_of(self._one((1, 1)), config.tile, config.warps)
         tiles = [-(-keys // cols) * cols for _, keys in group]  # whole tiles have as many units
-        return flash_decoding.best_run(
-            {run: sum(self._units(keys, run) for keys in tiles) for run in runs}, self.device
-        )
+        units = {run: sum(self._units(keys, run) for keys in tiles) for run in runs}
+        longest = max(1, -(-max(tiles) // (TILES_PER_CHUNK * cols)))
+        return flash_decoding.best_run(units, longest, self._one((1, 1)), config.tile, config.warps, self.device)

@@ -13,9 +13,10 @@ from simulator.errors import SramOverflow
 from simulator.formulas import flash_decoding as formula
 from simulator.formulas.flash_decoding import sram_bytes
 from simulator.problem import COMMON_MASKS, OF_CACHES, Problem, Tile
-from simulator.programs.flash_decoding import FRAGMENT, Splits, flash_decoding
+from simulator.programs.flash_decoding import FRAGMENT, TILES_PER_CHUNK, Splits, flash_decoding
 from simulator.programs.quantized import query_parts
 from simulator.support import Support, few_rows
+from simulator.time.schedules import flash_decoding as schedule
 
 WALKS = 2
 """How often a block walks over its units where sequences have lengths, per warp that computes: to find keys, and another one to
@@ -30,13 +31,15 @@ SORTED = 32
 """Requests whose last runs are sorted by their lengths. Of more requests, there are `CLASSES` of last runs, the long ones first."""
 CLASSES = 4
 _REGISTERS, _REGISTERS_APART = 96, 64  # of a thread, for results that wait for their neighbours
+READ_SHARE, ONE_SM = 0.92, 36e9
+"""Share of DRAM's bandwidth that a plain read reaches, and bytes per second of a block that has DRAM nearly to itself."""
+BOUNDARY, WHOLE_BOUNDARY, MERGE, MERGE_ROW = 2.0e-6, 0.9e-6, 1.9e-6, 1.5e-6
+"""Seconds: of a boundary for each row of a warp that merges, where units have parts of row tiles; of a boundary where they have
+whole ones; of the last merge across blocks, and of each of its rows. Set on 14 times of an H100 in seven shapes."""
 
 
 def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
-    """How many chunks a block computes before it moves on, a power of two.
-
-    Many, for fewer partial results in HBM; but not so many that some blocks have over 4 % more chunks to do than they need to, or
-    that those that wait for their neighbours fill more registers than there are (a lane has four columns of its warp's rows).
+    """How many chunks a block computes before it moves on, a power of two: what takes least by `seconds_of`.
 
     >>> from simulator.devices import DEVICES
     >>> decode = Problem(batch=64, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16")
@@ -51,20 +54,48 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
 
         return problem.total(of)
 
-    return best_run({run: units(run) for run in runs_of(problem, tile, warps)}, device)
+    longest = Splits(problem.padded, tile, 1).most
+    return best_run({run: units(run) for run in runs_of(problem, tile, warps)}, longest, problem, tile, warps, device)
 
 
 def runs_of(problem: Problem, tile: Tile, warps: int) -> list[int]:
-    """How many chunks a run may have."""
-    registers = -(-padded(tile.rows, FRAGMENT) // warps) * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
+    """How many chunks a run may have. Results that wait for their neighbours fill registers: a lane has four columns of its warp's
+    rows."""
+    registers = _rows(tile, warps) * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
     room, most = (_REGISTERS_APART, MOST_APART) if problem.apart else (_REGISTERS, inf)
     return [2**n for n in range(room // registers + 1) if 2**n <= most]
 
 
-def best_run(units: Mapping[int, int], device: Device) -> int:
-    """The length of run to choose, where so many runs of each length are dealt out."""
-    rounds = {run: run * -(-n // device.sms) for run, n in units.items()}
-    return max(run for run, n in rounds.items() if n <= 1.04 * min(rounds.values()))
+def _rows(tile: Tile, warps: int) -> int:
+    """Rows of a warp that merges."""
+    return -(-padded(tile.rows, FRAGMENT) // warps)
+
+
+def best_run(units: Mapping[int, int], longest: int, problem: Problem, tile: Tile, warps: int, device: Device) -> int:
+    """The run to choose, where so many units of each length of run are dealt out, and no row tile sees over `longest` chunks.
+
+    Of runs that take about as long, it is the longest: it has the fewest partial results in HBM. No run is longer than it needs to
+    be for all chunks of a row tile.
+    """
+    width = problem.head_dim + problem.head_dim_v
+    nbytes = TILES_PER_CHUNK * tile.cols * width * problem.kv_itemsize
+    useful = {run: n for run, n in units.items() if run < 2 * longest}
+    took = {run: seconds_of(run, n, units[1], longest, nbytes, _rows(tile, warps), device) for run, n in useful.items()}
+    return max(run for run, time in took.items() if time <= 1.01 * min(took.values()))
+
+
+def seconds_of(run: int, units: int, chunks: int, longest: int, nbytes: int, rows: int, device: Device) -> float:
+    """About how long `units` of up to `run` chunks take, beyond what all ways to divide keys take.
+
+    All SMs share DRAM, so what one leaves idle the others use. It only matters that the block with the most to do has its bytes in
+    time. A boundary between units costs time, and so does a merge across blocks at the end: `rows` of a warp, one after the other.
+
+    There are `chunks` of `nbytes` in all, and up to `longest` of a row tile.
+    """
+    rounds, split = max(1, -(-units // device.sms)), run < longest
+    alone = rounds * min(run, longest) * nbytes / ONE_SM
+    streamed = max(chunks * nbytes / (READ_SHARE * device.bandwidth), alone)
+    return streamed + (rounds - 1) * (rows * BOUNDARY if split else WHOLE_BOUNDARY) + split * (MERGE + rows * MERGE_ROW)
 
 
 def pays(problem: Problem, device: Device) -> bool:
@@ -183,6 +214,7 @@ ROW = Algorithm(
     "flash_decoding",
     flash_decoding,
     formula.flash_decoding,
+    schedule=schedule.launches,
     kernels=tuple(launch(scales, ragged) for scales in (False, True) for ragged in (False, True)),
     support=Support(
         masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", *OF_CACHES),

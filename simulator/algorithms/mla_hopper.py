@@ -16,6 +16,7 @@ from simulator.formulas import mla_hopper as formula
 from simulator.formulas.mla_hopper import sram_bytes
 from simulator.problem import Problem, Tile
 from simulator.programs.mla_hopper import HALVES, STAGES, WARPS, merges, mla_hopper, splits
+from simulator.time.schedules import mla_hopper as schedule
 
 TILE = Tile(64, 64)
 FEW = 4
@@ -102,6 +103,7 @@ ROW = Algorithm(
     "mla_hopper",
     mla_hopper,
     formula.mla_hopper,
+    schedule=schedule.launches,
     kernels=(*launches(ragged=False), *launches(ragged=True)),
     support=LATENT_HOPPER,
     about=ABOUT,

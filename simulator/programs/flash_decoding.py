@@ -67,8 +67,9 @@ class Splits:
     (range(1, 4), range(2, 4), range(7, 8))
     """
 
-    def __init__(self, problem: Problem, tile: Tile, run: int, chunk: int = TILES_PER_CHUNK) -> None:
-        self.problem, self.tile, self.group, self.run, self.chunk = problem, tile, problem.queries_per_kv, run, chunk
+    def __init__(self, problem: Problem, tile: Tile, run: int, chunk: int | None = None) -> None:
+        self.problem, self.tile, self.group, self.run = problem, tile, problem.queries_per_kv, run
+        self.chunk = TILES_PER_CHUNK if chunk is None else chunk
         self.rows = problem.len_q * self.group
         self.row_tiles = -(-self.rows // tile.rows)
         if self.row_tiles > MOST_ROW_TILES:

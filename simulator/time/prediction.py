@@ -178,7 +178,9 @@ def timeline(
         known = ", ".join(each.name for each in catalogue.CATALOGUE.values() if each.schedule)
         missing = "one with a schedule, which says what its blocks do at the same time (a tile program doesn't)"
         raise UsageError("algorithm", row.name, f"{missing}: {known}")
-    if (error := Problem.checked(problem).unknown_mask((*COMMON_MASKS, *SCORES), "the model of time")) is not None:
+    if (
+        error := Problem.checked(problem).unknown_mask((*COMMON_MASKS, *SCORES, "chunk"), "the model of time")
+    ) is not None:
         raise error
     config = row.program.configure(problem, on, tile)
     row.check(problem, on, config.tile)

@@ -235,9 +235,9 @@ def test_who_knows_no_pages_refuses_them_and_paged_needs_them() -> None:
 def test_a_trace_is_that_of_the_gathered_request() -> None:
     p = small(lengths=[(1, 30), (1, 90)])
     arrays: Any = PAGED.draw(p)
-    trace = fl.simulate("paged", **arrays, lengths=p.lengths, trace=(1, 1), tile=(16, 16)).trace
+    trace = fl.simulate("paged", **arrays, lengths=p.lengths, trace=(1, 1), tile=(8, 16)).trace
     gathered: Any = PAGED.gathered(p, arrays)
     _, own = gathered[1]
-    plain = fl.simulate("flash_decoding", **own, trace=(0, 1), tile=(16, 16)).trace
+    plain = fl.simulate("flash_decoding", **own, trace=(0, 1), tile=(8, 16)).trace
     assert trace is not None and plain is not None
     assert [event.step for event in trace.events] == [event.step for event in plain.events]

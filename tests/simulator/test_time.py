@@ -23,7 +23,8 @@ from simulator.time.schedules import flash2, flash3_backward, flash3_backward_de
 from tests.simulator.problems import taken_by
 from tests.tiers import examples
 
-ALGORITHMS = tuple(name for name, row in fl.CATALOGUE.items() if row.schedule)
+ALGORITHMS = tuple(name for name, row in fl.CATALOGUE.items() if row.schedule and not row.support.few_queries)
+"""Those for many queries. The others are in test_time_decoding.py."""
 DIFFERENT = tuple(name for name in ALGORITHMS if not name.endswith(("_deterministic", "backward_1", "backward_2")))
 """Without those that walk as another one does."""
 

@@ -1,0 +1,136 @@
+"""The study of how keys are divided: its shapes, its ways, and a run on stand-ins for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+from simulator.devices import DEVICES
+from studies import contenders, division, timed
+from studies.contenders import Decode
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(division, "current_device", lambda: DEVICES["h100"])
+
+
+@pytest.mark.parametrize("algorithm", division.DRAWN)
+def test_shapes_follow_from_the_seed(algorithm: str) -> None:
+    cells = division.cells(algorithm)
+    assert cells == division.cells(algorithm) and len(cells) == division.DRAWN[algorithm]
+    sizes = [contenders.nbytes(algorithm, cell) for cell in cells]
+    assert min(sizes) >= division.FEWEST_BYTES and max(sizes) <= division.MOST_BYTES
+    if algorithm == "flash_decoding":
+        assert {cell.heads // cell.kv_heads for cell in cells} == {1, 2, 4, 8, 16}
+
+
+def test_every_run_is_a_way_up_to_the_whole_row() -> None:
+    ways = division.runs(Decode(batch=8, heads=64, kv_heads=8, len_kv=3000))
+    assert [run for tiles, run in ways if tiles == 4] == [1, 2, 4, 8]
+    assert (2, 16) in ways and (1, 32) in ways
+    few = division.runs(Decode(batch=8, heads=8, kv_heads=1, len_kv=3000))
+    assert {(2, 1), (1, 1), (1, 8)} < set(few)
+    assert division.chosen("flash_decoding", Decode(batch=64, heads=32, kv_heads=8, len_kv=4096)) == "4x8"
+
+
+def test_chunks_that_leave_most_of_the_gpu_idle_are_no_ways() -> None:
+    assert division.chunks(Decode(batch=1, heads=128, kv_heads=1, len_kv=1 << 16)) == [256, 512, 1024, 2048]
+    full = Decode(batch=64, heads=128, kv_heads=1, len_kv=4096)
+    assert division.chunks(full) == [256, 512, 1024, 2048, 4096] and division.chosen("mla_hopper", full) in map(
+        str, division.chunks(full)
+    )
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("group", [1, 8])
+def test_ways_have_their_kernels_and_runs_change_no_bit(group: int) -> None:
+    """The kernels of all ways, on the emulator."""
+    p = fl.Problem(batch=1, heads=group, kv_heads=1, len_q=1, len_kv=1500, head_dim=32, dtype="float16")
+    q, k, v = fl.random_inputs(p)
+    outs = dict[tuple[int, int], Any]()
+    for tiles in (4, 2, 1):
+        with division.chunks_of(tiles):
+            for run in (1, 2, 4):
+                call: Callable[..., Any] = fl.emulate
+                done = division.in_runs(run, call, "flash_decoding", q, k, v, device="h100", sanitize=False)
+                assert dict(done.counts.config.constants)["RUN"] == run
+                units = -(-1500 // (tiles * run * done.counts.tile.cols))
+                assert done.counts.launches[0].blocks == units
+                outs[tiles, run] = done.out
+    for (tiles, _), out in outs.items():
+        assert np.array_equal(out, outs[tiles, 1])
+        assert np.abs(out.astype(np.float64) - outs[4, 1]).max() < 2e-3
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("algorithm", division.DRAWN)
+def test_a_cell_becomes_a_row(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against stand-ins: the tile program answers, and each way takes longer than the one before. A wrong way is left out."""
+    torch: Any = import_module("torch")
+    cell = {
+        "flash_decoding": Decode(batch=2, heads=4, kv_heads=2, len_kv=1100),
+        "mla_hopper": Decode(batch=1, heads=2, kv_heads=1, len_kv=600),
+    }[algorithm]
+
+    def answer(_plan: str, p: fl.Problem) -> Any:
+        constants = dict(fl.count("flash_decoding", p, device="h100").config.constants)  # pyright: ignore
+        wrong = 1e-3 if constants["RUN"] == 4 else 0.0
+
+        def run(q: Any, k: Any, v: Any) -> dict[str, Any]:
+            scores = (q.view(2, 2, 2, 128).float() @ k.float().transpose(2, 3)) / 128**0.5
+            return {"out": (scores.softmax(-1) @ v.float()).reshape(2, 4, 1, 128) + wrong}
+
+        return SimpleNamespace(run=run)
+
+    def latent(q: Any, rows: Any, chunk: int, **_: Any) -> Any:
+        scores = q[:, :, 0].float() @ rows[:, 0].float().transpose(1, 2) / 192**0.5
+        return (scores.softmax(-1) @ rows[:, 0, :, :512].float())[:, :, None] + (0.1 if chunk == 512 else 0)
+
+    def captured(_: Any, calls: list[Any], repeats: int) -> tuple[Any, list[Any]]:
+        return None, [call() for call in calls]
+
+    monkeypatch.setattr(contenders, "DEVICE", "cpu")
+    monkeypatch.setattr(contenders, "BACKEND", "emulator")
+    monkeypatch.setattr(contenders, "mla", latent)
+    monkeypatch.setattr(division, "gpu_plan", answer)
+    monkeypatch.setattr(division, "compile_ahead", lambda _: None)
+    monkeypatch.setattr(division, "_MOST_SETS", 2)
+    monkeypatch.setattr(timed, "captured", captured)
+    monkeypatch.setattr(
+        timed, "turns", lambda _, graphs, rounds: {x: [12.0 * (1 + i)] * rounds for i, x in enumerate(graphs)}
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", list)
+    asked = timed.Asked(seconds=60.0, rounds=3)
+    (row,) = division.measure(algorithm, cell, asked)
+    of = division.RUNS.schema.model_validate({"algorithm": algorithm, "rows": [row]})
+    assert row["chosen"] in row["microseconds"] and 3 < row["predicted"] < 30 and "read" in row["ratios"]
+    wrong = {"flash_decoding": "4x4", "mla_hopper": "512"}[algorithm]
+    assert "its output differs by up to" in row["failed"][wrong] and wrong not in row["microseconds"]
+    assert division.headline(of).startswith(f"{algorithm}: within 5 % of the best way in ")
+    assert len(division.table(of).splitlines()) == 3
+    monkeypatch.setitem(vars(division)["_begun"], algorithm, -1e9)
+    assert division.measure(algorithm, cell, asked) == [] and "no time was left" in asked.not_run[-1]
+
+
+def test_what_is_said_of_the_choice() -> None:
+    cell = Decode(batch=8, heads=64, kv_heads=8, len_kv=3000)
+    took = {"4x1": 50.0, "4x4": 40.0, "2x8": 30.0, "cudnn": 41.0, "read": 35.0}
+    row: dict[str, Any] = {
+        **cell.model_dump(), "microseconds": took, "ratios": {x: n / 50 for x, n in took.items() if x != "4x1"}, "rounds": 7,
+        "chosen": "4x1", "nbytes": 100_000_000, "predicted": 45.0,
+    }  # fmt: skip
+    of = division.RUNS.schema.model_validate({"algorithm": "flash_decoding", "rows": [row]})
+    assert division.headline(of) == (
+        "flash_decoding: within 5 % of the best way in 0 of 1 drawn shapes, at most 1.25 ×; 0.82 to 0.82 × cudnn; "
+        "predicted within 10.0% in the mean"
+    )
+    header, _, line = division.table(of).splitlines()
+    assert header.endswith("| chosen | µs | predicted | best | its µs | of a plain read | cudnn µs | × cudnn |")
+    assert line == "| 8 | 64, 8 | 3,000 | 4x1 | 50.0 | 45.0 | 4x4 | 40.0 | 70% | 41.0 | 0.82 |"
