@@ -384,8 +384,9 @@ def as_flash_attention(version: int = 3) -> Generator[None, None, None]:
     """While this is open, Transformers finds our functions where it looks for FlashAttention-3's: in `flash_attn_interface`.
 
     `attn_implementation="flash_attention_3"` then means ours, on a CPU, too, and continuous batching (`generate_batch`) takes it.
-    On a GPU, batches in which all requests decode go through `flash_attn_with_kvcache`. At the end all is as before, and a model
-    that keeps the name can't run. Raises `UsageError` for another version, and where the real module, or ours, is loaded.
+    On a GPU, batches in which all requests decode go through `flash_attn_with_kvcache`. A CUDA graph can capture those alone: say
+    `ContinuousBatchingConfig(use_cuda_graph=(False, True))`. At the end all is as before, and a model that keeps the name can't
+    run. Raises `UsageError` for another version, and where the real module, or ours, is loaded.
 
     >>> with as_flash_attention():  # doctest: +SKIP
     ...     model.set_attn_implementation("flash_attention_3")

@@ -63,8 +63,11 @@ def test_continuous_batching_decodes_through_the_door(monkeypatch: pytest.Monkey
         for each in prompts
     ]
     asked = transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    batching = transformers.ContinuousBatchingConfig(use_cuda_graph=(False, True))
     with as_flash_attention():
         model.set_attn_implementation("flash_attention_3")
-        found = model.generate_batch(prompts, generation_config=asked, warmup=False)
+        found = model.generate_batch(
+            prompts, generation_config=asked, continuous_batching_config=batching, warmup=False
+        )
     assert [found[at].generated_tokens for at in sorted(found)] == right
     assert called
