@@ -27,7 +27,7 @@ from flashlab.run.plan import gpu_plan
 from simulator import Problem
 from simulator.algorithms import flash_decoding
 from simulator.api import count
-from simulator.config import features
+from simulator.config import Config, features
 from simulator.errors import unknown
 from simulator.operations.latent import latent_problem
 from simulator.programs import flash_decoding as programs
@@ -80,6 +80,12 @@ def problem(algorithm: str, cell: Decode, chunk: int | None = None) -> Problem:
     return Problem(**sizes, kv_heads=cell.kv_heads, len_q=1, head_dim=HEAD_DIM, dtype="bfloat16")
 
 
+def config_of(algorithm: str, p: Problem) -> Config:
+    config = count(algorithm, p, device=current_device()).config
+    assert config is not None
+    return config
+
+
 # -- ways to divide keys ----------------------------------------------------------------------------------------------
 
 _RUN: ContextVar[int] = ContextVar("_RUN")
@@ -112,12 +118,11 @@ def in_runs(run: int, call: Callable[..., Any], *given: Any, **named: Any) -> An
 def runs(cell: Decode) -> list[tuple[int, int]]:
     """The tiles of a chunk and the chunks of a run, for each way that a cell is timed.
 
-    With chunks as they are, that is every run. Shorter chunks have runs of up to eight tiles where there are few chunks, and the
-    longest run everywhere: that tells what it costs to join so often.
+    With chunks as they are, that is every run. Shorter chunks have runs of up to eight tiles where there are few chunks. Chunks of
+    one tile also have the longest run everywhere: that tells what it costs to join so often.
     """
     p, device = problem("flash_decoding", cell), current_device()
-    config = count("flash_decoding", p, device=device).config
-    assert config is not None
+    config = config_of("flash_decoding", p)
     every = flash_decoding.runs_of(p, config.tile, config.warps)
     found = list[tuple[int, int]]()
     for tiles in (TILES_PER_CHUNK, 2, 1):
@@ -128,7 +133,9 @@ def runs(cell: Decode) -> list[tuple[int, int]]:
         found += [
             (tiles, run)
             for run in some
-            if tiles == TILES_PER_CHUNK or run == some[-1] or (few and run * tiles <= 2 * TILES_PER_CHUNK)
+            if tiles == TILES_PER_CHUNK
+            or (tiles == 1 and run == some[-1])
+            or (few and run * tiles <= 2 * TILES_PER_CHUNK)
         ]
     return found
 
@@ -148,8 +155,7 @@ def chunks(cell: Decode) -> list[int]:
 
 def chosen(algorithm: str, cell: Decode) -> str:
     """The way that is taken if nobody asks for one."""
-    config = count(algorithm, problem(algorithm, cell), device=current_device()).config
-    assert config is not None
+    config = config_of(algorithm, problem(algorithm, cell))
     constants = dict(config.constants)
     if algorithm == "mla_hopper":
         return str(constants["TILES_PER_CHUNK"] * config.tile.cols)
@@ -182,18 +188,19 @@ def decoded(cell: Decode, way: tuple[int, int], arrays: dict[str, Any]) -> Call:
 
 @cache
 def compile_ahead(algorithm: str) -> None:
-    """Compiles all ways of all cells, many at a time."""
+    """Compiles the kernels of all ways of all cells, each once, many at a time."""
     every = cells(algorithm)
     with ThreadPoolExecutor() as pool:
         if algorithm == "mla_hopper":
             posed = [problem(algorithm, cell, chunk) for cell in every for chunk in chunks(cell)]
-            list(pool.map(partial(gpu_plan, algorithm), posed))
+            list(pool.map(partial(gpu_plan, algorithm), {config_of(algorithm, p): p for p in posed}.values()))
             return
         ways = [(cell, way) for cell in every for way in runs(cell)]
         for tiles in (TILES_PER_CHUNK, 2, 1):
             with chunks_of(tiles):
                 posed = [(run, problem(algorithm, cell)) for cell, (own, run) in ways if own == tiles]
-                list(pool.map(lambda x: in_runs(x[0], gpu_plan, algorithm, x[1]), posed))
+                kernels = {in_runs(run, config_of, algorithm, p): (run, p) for run, p in posed}.values()
+                list(pool.map(lambda x: in_runs(x[0], gpu_plan, algorithm, x[1]), kernels))
 
 
 # -- the study --------------------------------------------------------------------------------------------------------

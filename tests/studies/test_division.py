@@ -34,7 +34,7 @@ def test_shapes_follow_from_the_seed(algorithm: str) -> None:
 def test_every_run_is_a_way_up_to_the_whole_row() -> None:
     ways = division.runs(Decode(batch=8, heads=64, kv_heads=8, len_kv=3000))
     assert [run for tiles, run in ways if tiles == 4] == [1, 2, 4, 8]
-    assert (2, 16) in ways and (1, 32) in ways
+    assert {tiles for tiles, _ in ways} == {4, 1} and (1, 32) in ways
     few = division.runs(Decode(batch=8, heads=8, kv_heads=1, len_kv=3000))
     assert {(2, 1), (1, 1), (1, 8)} < set(few)
     assert division.chosen("flash_decoding", Decode(batch=64, heads=32, kv_heads=8, len_kv=4096)) == "4x8"
