@@ -32,6 +32,7 @@ from simulator.errors import unknown
 from simulator.operations.latent import latent_problem
 from simulator.programs import flash_decoding as programs
 from simulator.programs.flash_decoding import TILES_PER_CHUNK
+from simulator.programs.mla_hopper import CHUNK
 from simulator.time.prediction import timeline
 from studies import contenders
 from studies.contenders import HEAD_DIM, Call, Calls, Decode
@@ -60,13 +61,13 @@ def cells(algorithm: str, asked: Asked | None = None) -> list[Decode]:
     rng, found = random.Random(f"{SEED} {algorithm}"), list[Decode]()
     while len(found) < DRAWN[algorithm]:
         if algorithm == "mla_hopper":
-            sizes = {"batch": log_uniform(rng, 1, 128), "len_kv": log_uniform(rng, 500, 1 << 16)}
-            cell = Decode(**sizes, heads=rng.choice((16, 32, 64, 128)), kv_heads=1)
+            batch, len_kv = log_uniform(rng, 1, 128), log_uniform(rng, 500, 1 << 16)
+            cell = Decode(batch=batch, heads=rng.choice((16, 32, 64, 128)), kv_heads=1, len_kv=len_kv)
             fits = cell.batch * cell.len_kv * cell.heads <= MOST_PAIRS
         else:
-            sizes = {"batch": log_uniform(rng, 1, 256), "len_kv": log_uniform(rng, 200, 60_000)}
+            batch, len_kv = log_uniform(rng, 1, 256), log_uniform(rng, 200, 60_000)
             kv_heads, group = rng.choice((1, 2, 4, 8, 16, 32)), rng.choice((1, 2, 4, 8, 16))
-            cell = Decode(**sizes, heads=kv_heads * group, kv_heads=kv_heads)
+            cell = Decode(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, len_kv=len_kv)
             fits = cell.heads <= 128
         if fits and FEWEST_BYTES <= contenders.nbytes(algorithm, cell) <= MOST_BYTES:
             found.append(cell)
@@ -141,7 +142,7 @@ def runs(cell: Decode) -> list[tuple[int, int]]:
 
 
 def chunks(cell: Decode) -> list[int]:
-    """Keys of a chunk, of all that leave few SMs without work, up to one chunk for each row."""
+    """Keys of a chunk: those that leave few SMs without work, up to one chunk for each row, and the kernel's own."""
     row_tiles, sms = -(-cell.heads // 64), current_device().sms
 
     def units(chunk: int) -> int:
@@ -150,7 +151,7 @@ def chunks(cell: Decode) -> list[int]:
     found = [FIRST_CHUNK]
     while found[-1] < cell.len_kv and units(2 * found[-1]) * _BUSY >= min(sms, units(FIRST_CHUNK)):
         found.append(2 * found[-1])
-    return found
+    return sorted({*found, CHUNK})
 
 
 def chosen(algorithm: str, cell: Decode) -> str:
@@ -209,13 +210,22 @@ _begun: dict[str, float] = {}
 
 
 def measure(algorithm: str, cell: Decode, asked: Asked) -> list[Row]:
-    """Times a cell. It is left out where `asked.seconds` have gone since the first cell. A way with other outputs isn't timed."""
-    torch: Any = import_module("torch")
+    """Times a cell. It is left out where `asked.seconds` have gone since the first cell, and where it fails: others are kept."""
     compile_ahead(algorithm)
     begun = _begun.setdefault(algorithm, time.monotonic())
     if asked.seconds is not None and time.monotonic() - begun > asked.seconds:
         asked.not_run.append(f"{cell!r}: no time was left")
         return []
+    try:
+        return [timed_row(algorithm, cell, asked)]
+    except Exception as error:  # of whatever library
+        asked.not_run.append(f"{cell!r}: {contenders.reason(error)}")
+        return []
+
+
+def timed_row(algorithm: str, cell: Decode, asked: Asked) -> Row:
+    """A cell's row. A way with other outputs isn't timed."""
+    torch: Any = import_module("torch")
     own, moved, failed, sets = (
         chosen(algorithm, cell),
         contenders.nbytes(algorithm, cell),
@@ -231,7 +241,7 @@ def measure(algorithm: str, cell: Decode, asked: Asked) -> list[Row]:
         sets[-1]["read"] = contenders.plain_read(torch, *read)
     found = served(own, sets, max(1, _CALLS // len(sets)), asked, failed)
     predicted = 1e6 * timeline(algorithm, problem(algorithm, cell), device=current_device()).seconds
-    return [{**cell.model_dump(), **found, "chosen": own, "nbytes": moved, "predicted": predicted}]
+    return {**cell.model_dump(), **found, "chosen": own, "nbytes": moved, "predicted": predicted}
 
 
 def differing(torch: Any, calls: Calls, own: str) -> dict[str, str]:
