@@ -27,11 +27,12 @@ from flashlab.run.plan import gpu_plan
 from simulator import Problem
 from simulator.algorithms import flash_decoding
 from simulator.api import count
-from simulator.config import features
+from simulator.config import Config, features
 from simulator.errors import unknown
 from simulator.operations.latent import latent_problem
 from simulator.programs import flash_decoding as programs
 from simulator.programs.flash_decoding import TILES_PER_CHUNK
+from simulator.programs.mla_hopper import CHUNK
 from simulator.time.prediction import timeline
 from studies import contenders
 from studies.contenders import HEAD_DIM, Call, Calls, Decode
@@ -60,13 +61,13 @@ def cells(algorithm: str, asked: Asked | None = None) -> list[Decode]:
     rng, found = random.Random(f"{SEED} {algorithm}"), list[Decode]()
     while len(found) < DRAWN[algorithm]:
         if algorithm == "mla_hopper":
-            sizes = {"batch": log_uniform(rng, 1, 128), "len_kv": log_uniform(rng, 500, 1 << 16)}
-            cell = Decode(**sizes, heads=rng.choice((16, 32, 64, 128)), kv_heads=1)
+            batch, len_kv = log_uniform(rng, 1, 128), log_uniform(rng, 500, 1 << 16)
+            cell = Decode(batch=batch, heads=rng.choice((16, 32, 64, 128)), kv_heads=1, len_kv=len_kv)
             fits = cell.batch * cell.len_kv * cell.heads <= MOST_PAIRS
         else:
-            sizes = {"batch": log_uniform(rng, 1, 256), "len_kv": log_uniform(rng, 200, 60_000)}
+            batch, len_kv = log_uniform(rng, 1, 256), log_uniform(rng, 200, 60_000)
             kv_heads, group = rng.choice((1, 2, 4, 8, 16, 32)), rng.choice((1, 2, 4, 8, 16))
-            cell = Decode(**sizes, heads=kv_heads * group, kv_heads=kv_heads)
+            cell = Decode(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, len_kv=len_kv)
             fits = cell.heads <= 128
         if fits and FEWEST_BYTES <= contenders.nbytes(algorithm, cell) <= MOST_BYTES:
             found.append(cell)
@@ -78,6 +79,12 @@ def problem(algorithm: str, cell: Decode, chunk: int | None = None) -> Problem:
     if algorithm == "mla_hopper":
         return latent_problem(**sizes, chunk=chunk)
     return Problem(**sizes, kv_heads=cell.kv_heads, len_q=1, head_dim=HEAD_DIM, dtype="bfloat16")
+
+
+def config_of(algorithm: str, p: Problem) -> Config:
+    config = count(algorithm, p, device=current_device()).config
+    assert config is not None
+    return config
 
 
 # -- ways to divide keys ----------------------------------------------------------------------------------------------
@@ -112,12 +119,11 @@ def in_runs(run: int, call: Callable[..., Any], *given: Any, **named: Any) -> An
 def runs(cell: Decode) -> list[tuple[int, int]]:
     """The tiles of a chunk and the chunks of a run, for each way that a cell is timed.
 
-    With chunks as they are, that is every run. Shorter chunks have runs of up to eight tiles where there are few chunks, and the
-    longest run everywhere: that tells what it costs to join so often.
+    With chunks as they are, that is every run. Shorter chunks have runs of up to eight tiles where there are few chunks. Chunks of
+    one tile also have the longest run everywhere: that tells what it costs to join so often.
     """
     p, device = problem("flash_decoding", cell), current_device()
-    config = count("flash_decoding", p, device=device).config
-    assert config is not None
+    config = config_of("flash_decoding", p)
     every = flash_decoding.runs_of(p, config.tile, config.warps)
     found = list[tuple[int, int]]()
     for tiles in (TILES_PER_CHUNK, 2, 1):
@@ -128,13 +134,15 @@ def runs(cell: Decode) -> list[tuple[int, int]]:
         found += [
             (tiles, run)
             for run in some
-            if tiles == TILES_PER_CHUNK or run == some[-1] or (few and run * tiles <= 2 * TILES_PER_CHUNK)
+            if tiles == TILES_PER_CHUNK
+            or (tiles == 1 and run == some[-1])
+            or (few and run * tiles <= 2 * TILES_PER_CHUNK)
         ]
     return found
 
 
 def chunks(cell: Decode) -> list[int]:
-    """Keys of a chunk, of all that leave few SMs without work, up to one chunk for each row."""
+    """Keys of a chunk: those that leave few SMs without work, up to one chunk for each row, and the kernel's own."""
     row_tiles, sms = -(-cell.heads // 64), current_device().sms
 
     def units(chunk: int) -> int:
@@ -143,13 +151,12 @@ def chunks(cell: Decode) -> list[int]:
     found = [FIRST_CHUNK]
     while found[-1] < cell.len_kv and units(2 * found[-1]) * _BUSY >= min(sms, units(FIRST_CHUNK)):
         found.append(2 * found[-1])
-    return found
+    return sorted({*found, CHUNK})
 
 
 def chosen(algorithm: str, cell: Decode) -> str:
     """The way that is taken if nobody asks for one."""
-    config = count(algorithm, problem(algorithm, cell), device=current_device()).config
-    assert config is not None
+    config = config_of(algorithm, problem(algorithm, cell))
     constants = dict(config.constants)
     if algorithm == "mla_hopper":
         return str(constants["TILES_PER_CHUNK"] * config.tile.cols)
@@ -182,18 +189,19 @@ def decoded(cell: Decode, way: tuple[int, int], arrays: dict[str, Any]) -> Call:
 
 @cache
 def compile_ahead(algorithm: str) -> None:
-    """Compiles all ways of all cells, many at a time."""
+    """Compiles the kernels of all ways of all cells, each once, many at a time."""
     every = cells(algorithm)
     with ThreadPoolExecutor() as pool:
         if algorithm == "mla_hopper":
             posed = [problem(algorithm, cell, chunk) for cell in every for chunk in chunks(cell)]
-            list(pool.map(partial(gpu_plan, algorithm), posed))
+            list(pool.map(partial(gpu_plan, algorithm), {config_of(algorithm, p): p for p in posed}.values()))
             return
         ways = [(cell, way) for cell in every for way in runs(cell)]
         for tiles in (TILES_PER_CHUNK, 2, 1):
             with chunks_of(tiles):
                 posed = [(run, problem(algorithm, cell)) for cell, (own, run) in ways if own == tiles]
-                list(pool.map(lambda x: in_runs(x[0], gpu_plan, algorithm, x[1]), posed))
+                kernels = {in_runs(run, config_of, algorithm, p): (run, p) for run, p in posed}.values()
+                list(pool.map(lambda x: in_runs(x[0], gpu_plan, algorithm, x[1]), kernels))
 
 
 # -- the study --------------------------------------------------------------------------------------------------------
@@ -202,13 +210,22 @@ _begun: dict[str, float] = {}
 
 
 def measure(algorithm: str, cell: Decode, asked: Asked) -> list[Row]:
-    """Times a cell. It is left out where `asked.seconds` have gone since the first cell. A way with other outputs isn't timed."""
-    torch: Any = import_module("torch")
+    """Times a cell. It is left out where `asked.seconds` have gone since the first cell, and where it fails: others are kept."""
     compile_ahead(algorithm)
     begun = _begun.setdefault(algorithm, time.monotonic())
     if asked.seconds is not None and time.monotonic() - begun > asked.seconds:
         asked.not_run.append(f"{cell!r}: no time was left")
         return []
+    try:
+        return [timed_row(algorithm, cell, asked)]
+    except Exception as error:  # of whatever library
+        asked.not_run.append(f"{cell!r}: {contenders.reason(error)}")
+        return []
+
+
+def timed_row(algorithm: str, cell: Decode, asked: Asked) -> Row:
+    """A cell's row. A way with other outputs isn't timed."""
+    torch: Any = import_module("torch")
     own, moved, failed, sets = (
         chosen(algorithm, cell),
         contenders.nbytes(algorithm, cell),
@@ -224,7 +241,7 @@ def measure(algorithm: str, cell: Decode, asked: Asked) -> list[Row]:
         sets[-1]["read"] = contenders.plain_read(torch, *read)
     found = served(own, sets, max(1, _CALLS // len(sets)), asked, failed)
     predicted = 1e6 * timeline(algorithm, problem(algorithm, cell), device=current_device()).seconds
-    return [{**cell.model_dump(), **found, "chosen": own, "nbytes": moved, "predicted": predicted}]
+    return {**cell.model_dump(), **found, "chosen": own, "nbytes": moved, "predicted": predicted}
 
 
 def differing(torch: Any, calls: Calls, own: str) -> dict[str, str]:
