@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import statistics
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flashlab import Problem, parallel
 from flashlab.base.files import replace_file
 from flashlab.measure import results
 from flashlab.views import figures
+from studies.clients import LAST
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "several-gpus.md"
@@ -92,9 +94,11 @@ def rates() -> str:
 
 
 def newest(subject: str) -> list[results.Result]:
-    """The newest result of a part, of each condition."""
+    """The newest result of a part, of each condition: the fewest GPUs come first."""
     found = (r for r in results.find(ROOT / results.FOLDER, kind="parallel") if r.subject == subject)
-    return [*{r.condition: r for r in found}.values()]
+    return sorted(
+        {r.condition: r for r in found}.values(), key=lambda r: (r.data["ranks"], r.data["proto"] != "Simple")
+    )
 
 
 def measured(subject: str, table: Callable[[Mapping[str, Any]], str]) -> str:
@@ -156,6 +160,16 @@ def rules(data: Mapping[str, Any]) -> str:
     return results.markdown_table(["contender", "out", "dQ", "dK", "dV"], rows)
 
 
+def trainings(data: Mapping[str, Any]) -> str:
+    """The loss at the end by rows on all ranks, and on one rank."""
+
+    def end(losses: Sequence[float]) -> str:
+        return f"{statistics.mean(losses[-LAST:]):.4f}"
+
+    rows = [(r["contender"], str(r["steps"]), end(r["losses"]), end(r["alone"])) for r in data["trainings"]]
+    return results.markdown_table(["contender", "steps", f"mean loss of the last {LAST}", "on one GPU"], rows)
+
+
 BLOCKS = {
     "sent": sent,
     "million": million,
@@ -164,6 +178,7 @@ BLOCKS = {
     "bytes": partial(measured, "bytes", link_bytes),
     "decode": partial(measured, "decode", decodes),
     "rule": partial(measured, "rule", rules),
+    "train": partial(measured, "train", trainings),
 }
 
 

@@ -92,20 +92,30 @@ def attention(
     scheme = among("scheme", scheme, ("auto", *SCHEMES))
     if scheme == "auto":
         check_axes(AXES, q=q, k=k, v=v)
-        scheme = fastest(peers_of(group).ranks, 2 * k.nbytes)
+        ranks = peers_of(group).ranks
+        back = gradients_wanted(q, k, v) and q.shape[1] % ranks == k.shape[1] % ranks == 0
+        scheme = fastest(ranks, q.nbytes, k.nbytes, back)
     return _attention(scheme, q, k, v, group, causal, layout, scale, lse, SM_MARGIN)
 
 
-def fastest(ranks: int, share: int) -> str:
-    """The scheme for so many ranks, each with a `share` of so many bytes of K and V.
+def fastest(ranks: int, q: int, k: int, back: bool = False) -> str:
+    """The scheme for so many ranks, each with so many bytes of q, and of k. `back` says that a backward pass follows, and that the
+    heads can be dealt out.
 
-    With two ranks both schemes make one transfer, and a ring's needs no copy before. With more, an all-gather is one transfer
-    instead of several, each with a fixed cost, as long as all shares fit beside the rest.
+    With two ranks all schemes make one transfer, and a ring's needs no copy before. With more, an all-gather is one transfer
+    instead of several, each with a fixed cost, as long as all of K and V fit beside the rest. Ulysses makes two, and takes
+    all tensors once where an all-gather takes K and V to each rank: that pays where it is less, and a way back doubles it.
 
-    >>> fastest(2, 1 << 26), fastest(4, 1 << 26), fastest(64, 1 << 30)
-    ('ring', 'all_gather', 'ring')
+    >>> fastest(2, 1 << 25, 1 << 25), fastest(4, 1 << 25, 1 << 25), fastest(4, 1 << 25, 1 << 25, back=True)
+    ('ring', 'all_gather', 'ulysses')
+    >>> fastest(4, 1 << 25, 1 << 22, back=True), fastest(64, 1 << 29, 1 << 29)
+    ('all_gather', 'ring')
     """
-    return "all_gather" if ranks > 2 and ranks * share <= MOST_GATHERED else "ring"
+    if ranks == 2:
+        return "ring"
+    if back and q < (ranks - 1) * k:
+        return "ulysses"
+    return "all_gather" if 2 * ranks * k <= MOST_GATHERED else "ring"
 
 
 MOST_GATHERED = 8 << 30
