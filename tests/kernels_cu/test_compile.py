@@ -550,6 +550,18 @@ def test_the_cache_answers_until_something_changes(
     assert len(compiles) == 6
 
 
+def test_headers_that_are_installed_anew_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new environment compiles nothing anew. Another version does, though its files be as long."""
+
+    def known(folder: str, text: str) -> str:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "cuda_fp16.hpp").write_text(text)
+        monkeypatch.setattr(nvrtc, "cuda_include_dir", lambda: tmp_path / folder)
+        return nvrtc._cuda_headers.__wrapped__()  # pyright: ignore[reportPrivateUsage]
+
+    assert known("first", "version 1") == known("again", "version 1") != known("another", "version 2")
+
+
 def test_nvrtc_is_known_to_the_build() -> None:
     assert re.search(r"release 1\d\.\d+, V1\d\.\d+\.\d+", nvrtc._nvrtc_build())  # pyright: ignore[reportPrivateUsage]
 
