@@ -668,8 +668,10 @@ class Problem:
 
     @property
     def bit_bytes(self) -> int:
-        """The bytes of a mask of bits."""
-        return self.bit_spans[-1].stop
+        """The bytes of a mask of bits. Those of each sequence begin with a byte."""
+        if self.sequences_of_lengths > 1:
+            return self.total(lambda one: one.bit_bytes)
+        return -(-self.len_q * self.len_kv // 8)
 
     @property
     def block(self) -> Tile:

@@ -22,7 +22,8 @@ CELL: Mapping[str, Any] = {"dtype": str, "head_dim": int, "causal": bool, "lengt
 def row(name: str, about: str, base: type[Data] = Data, /, **fields: Any) -> Any:
     """The schema of a row: its fields with their types, or with a type and a default in a tuple."""
     given: dict[str, Any] = {field: x if isinstance(x, tuple) else (x, ...) for field, x in fields.items()}
-    return create_model(name, __base__=base, __doc__=about, **given)
+    # these fields have no docstrings: looking for them in the source of each caller takes a second in all
+    return create_model(name, __base__=base, __doc__=about, __cls_kwargs__={"use_attribute_docstrings": False}, **given)
 
 
 def data(name: str, about: str, of: Any, /, **head: Any) -> Any:

@@ -240,7 +240,7 @@ POSITIONS = [
 """Where the project may be had: it has a repository or none, and is on a package index or not."""
 
 
-@pytest.mark.parametrize("page", [path for path, _ in readme.drawn(TODAY)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
 def test_pages_say_what_catalogue_and_results_say(page: Path):
     text, found = page.read_text(encoding="utf-8"), dict(readme.drawn(TODAY))[page]
     assert replaced(text, "readme", found) == text, "run python -m docs._site.readme"

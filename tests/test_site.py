@@ -123,7 +123,7 @@ def test_every_page_is_there(site: Path):
 
 
 def test_the_few_have_all_kinds_and_figures():
-    few, every = site_pages.some_of_each_kind(), results.find(site_pages.RESULTS)
+    few, every = site_pages.some_of_each_kind(), site_pages.every_result()
     assert {each.kind for each in few} == {each.kind for each in every}
     assert {each.kind for each in few if site_figures.of(each)} == set(site_figures.FIGURES)
 
@@ -131,7 +131,7 @@ def test_the_few_have_all_kinds_and_figures():
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_whole_site_is_there_and_its_links_lead_somewhere(whole_site: Path):
-    assert missing(whole_site, results.find(site_pages.RESULTS)) == set()
+    assert missing(whole_site, site_pages.every_result()) == set()
     assert list(problems(whole_site)) == []
 
 
@@ -209,7 +209,7 @@ def test_a_lesson_says_how_long_it_takes(site: Path):
 
 def test_every_file_has_a_row_that_says_what_it_is(site: Path):
     """Of all files, and not only of those that this build has pages of."""
-    every = results.find(site_pages.RESULTS)
+    every = site_pages.every_result()
     rows = [site_pages.facts(result) for result in every]
     assert {row[0] for row in rows} == {result.kind for result in every}
     assert {row[4] for row in rows} >= {"", "passed", "failed"} and {row[5] for row in rows} == {"", "today's", "older"}

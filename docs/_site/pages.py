@@ -14,6 +14,7 @@ import base64
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, cast
@@ -42,7 +43,7 @@ IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[1-3]") for path i
 def write(docs: Path, *, few: bool = False) -> None:
     """Make the pages in docs/lessons and docs/measured, and what they link to. Unchanged files are left alone; files of no page are
     removed. `few` leaves out what is measured but for some of each kind."""
-    chosen = some_of_each_kind() if few else results.find(RESULTS)
+    chosen = some_of_each_kind() if few else every_result()
     pages = {f"measured/{name}": text for name, text in measured(chosen)} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(OUTPUTS / path.name)}
@@ -201,11 +202,17 @@ def cell(x: Any) -> str:
 # -- measurements -------------------------------------------------------------------------------------------------
 
 
+@cache
+def every_result() -> tuple[results.Result, ...]:
+    """All results, oldest first. They are read once: that takes seconds."""
+    return tuple(results.find(RESULTS))
+
+
 def some_of_each_kind() -> list[results.Result]:
     """Of each kind, and of each part of one, the first result from a GPU and the first from a CPU: they have all that a page may
     have."""
     found: dict[tuple[Any, ...], results.Result] = {}
-    for result in results.find(RESULTS):
+    for result in every_result():
         found.setdefault((result.kind, result.data.get("part"), result.content["device"] is None), result)
     return list(found.values())
 

@@ -25,7 +25,8 @@ from simulator.operations.backward import BACKWARD
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"
-MATRIX, INSTALL, CI = (ROOT / "docs" / f"{name}.md" for name in ("matrix", "install", "verify-in-ci"))
+PAGES = [PAGE, *(ROOT / "docs" / f"{name}.md" for name in ("matrix", "install", "verify-in-ci"))]
+_, MATRIX, INSTALL, CI = PAGES
 
 FASTEST = (
     "flash2", "flash3", "flash3_backward", "flash_decoding", "paged", "mla_hopper_paged",

@@ -133,7 +133,7 @@ def _whole(value: Any, template: Any) -> Any:
             if key not in value:
                 if part == GIVEN:
                     raise KeyError(key)
-                whole[key] = copy.deepcopy(part)
+                whole[key] = copy.deepcopy(part) if isinstance(part, (dict, list)) else part
             while key not in whole:  # and what only some rows have, before it
                 own = next(rest)
                 whole[own] = _whole(value[own], template.get(own))

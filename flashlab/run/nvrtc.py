@@ -163,9 +163,11 @@ def cuda_include_dir() -> Path:
 
 @functools.cache
 def _cuda_headers() -> str:
-    """What tells one version of the CUDA headers from another."""
-    stats = ((path.name, path.stat()) for path in sorted(cuda_include_dir().iterdir()))
-    return "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
+    """What tells one version of the CUDA headers from another, wherever and whenever they were installed: all names and sizes, and
+    what is in those for numbers of 8 and 16 bits, which kernels compute with."""
+    headers = [path for path in sorted(cuda_include_dir().iterdir()) if path.is_file()]
+    read = (path.read_bytes() for path in headers if re.match(r"cuda_(fp|bf)\d", path.name))
+    return cache.digest(*(f"{path.name} {path.stat().st_size}" for path in headers), *read)
 
 
 def _nvrtc() -> Any:

@@ -94,9 +94,46 @@ def _lists(problem: Problem, seeing: int, visited: Walk) -> tuple[int, int]:
 def _bits(problem: Problem, tile: Tile) -> tuple[int, int]:
     """Bytes of bits that are read, row by row of each tile, and how many different ones.
 
-    Where in a byte a row of a tile begins repeats after 8 key tiles and 8 row tiles, or sooner. Rows that lie one behind the
-    other may share a byte, which counts once among the different ones.
+    A row r of the n keys begins with bit r n. Where a tile's sides are multiples of 8, each of its tiles begins in a byte as the
+    row does. So a row reads cols / 8 bytes of each tile, and one more where r n isn't a multiple of 8: it is `split` there.
+    Of a ragged last tile it reads up to the row's end. Rows that lie one behind the other may share a byte, which counts
+    once among the different ones.
     """
+    p, (br, bc), rows = problem, tile, problem.row_tiles(tile)
+    if br % 8 or bc % 8:
+        return _bits_of_any_tile(p, tile)
+    if not rows or not p.len_kv:
+        return 0, 0
+    n, tiles = p.len_kv, p.key_tiles(tile)
+    repeats = 1 + (n % 8 > 0) + 2 * (n % 4 > 0) + 4 * (n % 2 > 0)  # after so many rows one begins with a byte again
+
+    def split(low: int, high: int) -> int:
+        """How many of the rows from `low` on begin within a byte."""
+        high = most(low, high)
+        return high - low - (-(-high // repeats) + -low // repeats)
+
+    def from_tile(j: int) -> int:
+        """The first row of those that see key tile j - 1, or a later one."""
+        return 0 if p.right is None else br * most(0, least(rows, ((j - 1) * bc - p.offset - p.right) // br))
+
+    to_the_end, first, stop = from_tile(tiles), *ends_of_row(p, rows - 1, tile)
+    last, pairs = (rows - 1) * br, walk(p, tile).pairs
+    whole = (br * pairs - (rows * br - p.len_q) * (stop - first)) * bc // 8
+    whole += -(-p.len_q * n // 8) + -to_the_end * n // 8 - (p.len_q - to_the_end) * tiles * bc // 8
+    read = whole + pairs * split(0, br) - (stop - first) * (split(0, br) - split(last, p.len_q))
+
+    # rows that begin with key 0, behind one whose last byte they begin in
+    begin_in_0 = p.len_q if p.left is None else least(p.len_q, br * -(-(bc + p.left - p.offset) // br))
+    shared = split(to_the_end, begin_in_0)
+    missing = n - (tiles - 1) * bc  # with fewer than 8 keys, the last but one tile may end in that byte, too
+    before, behind = least(begin_in_0, from_tile(most(1, tiles - 1))), least(begin_in_0, to_the_end)
+    for r in range(8):
+        shared += (r * n % 8 > missing) * (-((r - behind) // 8) + (r - before) // 8)
+    return read, whole + split(from_tile(1), p.len_q) - shared
+
+
+def _bits_of_any_tile(problem: Problem, tile: Tile) -> tuple[int, int]:
+    """The same for any tile: where in a byte a row of a tile begins repeats after 8 key tiles and 8 row tiles, or sooner."""
     p, (br, bc) = problem, tile
     period = lcm(8 * bc // gcd(8 * bc, br), 8 // gcd(8, br * p.len_kv))
     few = weighted_rows(p, tile, period)

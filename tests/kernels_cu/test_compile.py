@@ -308,54 +308,53 @@ def test_a_backward_pass_over_sequences(head_dim: int, arch: str, name: str) -> 
     assert compiled.spills <= (24 if few else 0)
 
 
-ON_HOPPER = list(itertools.product((128, 64, 40, 96), ("bfloat16", "float16")))
-
-
-@pytest.mark.parametrize("case", one_of_each(ON_HOPPER, lambda _: "the widest", lambda case: "-".join(map(str, case))))
-def test_a_backward_pass_over_sequences_on_hopper(case: tuple[int, str]) -> None:
-    """Blocks that take tile after tile of sequences share their registers out anew: their producer has more."""
-    head_dim, dtype = case
-    lengths, of_all = [(1000, 1000), (500, 700)], {"batch": 1, "heads": 8, "head_dim": head_dim, "dtype": dtype}
-    for features in ({"causal": True, "sinks": True}, {"dlse": True}, {"window": (100, 20)}):
-        problem = Problem(**of_all, lengths=lengths, **features)
-        config = CATALOGUE["flash3_backward"].program.configure(problem, Device.named("h200"))
-        assert complaints(compile_kernel("flash3_backward", defines(config, dtype, head_dim), arch="sm_90a")) == []
+MASKED_WITH_SINKS: dict[str, Any] = {"causal": True, "sinks": True}
+OF_SEQUENCES = [
+    (name, features, *case)
+    for name, head_dims, asked in (
+        ("flash3_backward", (128, 64, 40, 96), (MASKED_WITH_SINKS, {"dlse": True}, {"window": (100, 20)})),
+        ("flash3_backward_wide", (256, 192, 136, 64), (MASKED_WITH_SINKS, {"window": (100, 20)})),
+    )
+    for features, *case in itertools.product(asked, head_dims, ("bfloat16", "float16"))
+]
+IN_PARTS = [
+    (sizes, features, *case)
+    for sizes, features, *case in itertools.product(
+        ({"len_q": 4096, "len_kv": 512}, {"lengths": [(4000, 300), (500, 200)]}),
+        (MASKED_WITH_SINKS, {"dropout": 0.1}, {"dlse": True}),
+        (128, 64, 40, 96),
+        ("bfloat16", "float16"),
+    )
+    if not ("lengths" in sizes and "dropout" in features)  # which no problem has
+]
 
 
 @pytest.mark.parametrize(
     "case",
-    one_of_each(
-        list(itertools.product((256, 192, 136, 64), ("bfloat16", "float16"))),
-        lambda _: "the widest",
-        lambda case: "-".join(map(str, case)),
-    ),
+    one_of_each(OF_SEQUENCES, lambda case: case[0], lambda case: "-".join(map(str, (case[0], *case[1], *case[2:])))),
 )
-def test_wide_heads_of_sequences_on_hopper(case: tuple[int, str]) -> None:
-    head_dim, dtype = case
-    of_all = {"batch": 1, "heads": 8, "head_dim": head_dim, "dtype": dtype, "lengths": [(1000, 1000), (500, 700)]}
-    for features in ({"causal": True, "sinks": True}, {"window": (100, 20)}):
-        config = CATALOGUE["flash3_backward_wide"].program.configure(
-            Problem(**of_all, **features), Device.named("h200")
-        )
-        assert complaints(compile_kernel("flash3_backward_wide", defines(config, dtype, head_dim), arch="sm_90a")) == []
+def test_a_backward_pass_over_sequences_on_hopper(case: tuple[str, dict[str, Any], int, str]) -> None:
+    """Blocks that take tile after tile of sequences share their registers out anew: their producer has more."""
+    name, features, head_dim, dtype = case
+    of_all = {"batch": 1, "heads": 8, "head_dim": head_dim, "dtype": dtype}
+    problem = Problem(**of_all, lengths=[(1000, 1000), (500, 700)], **features)
+    config = CATALOGUE[name].program.configure(problem, Device.named("h200"))
+    assert complaints(compile_kernel(name, defines(config, dtype, head_dim), arch="sm_90a")) == []
 
 
-@pytest.mark.parametrize("case", one_of_each(ON_HOPPER, lambda _: "the widest", lambda case: "-".join(map(str, case))))
-def test_parts_of_a_group_on_hopper(case: tuple[int, str]) -> None:
+@pytest.mark.parametrize(
+    "case",
+    one_of_each(IN_PARTS, lambda case: [*case[0]][0], lambda case: "-".join(map(str, (*case[0], *case[1], *case[2:])))),
+)
+def test_parts_of_a_group_on_hopper(case: tuple[dict[str, Any], dict[str, Any], int, str]) -> None:
     """Their sums of dK and dV leave the registers in another way, and one launch more adds them up."""
-    head_dim, dtype = case
-    of_all = {"batch": 1, "heads": 8, "kv_heads": 2, "head_dim": head_dim, "dtype": dtype}
-    sizes = {"len_q": 4096, "len_kv": 512}, {"lengths": [(4000, 300), (500, 200)]}
-    asked = {"causal": True, "sinks": True}, {"dropout": 0.1}, {"dlse": True}
-    for each, features in itertools.product(sizes, asked):
-        if "lengths" in each and "dropout" in features:
-            continue  # which no problem has
-        problem = Problem(**of_all, **each, **features)
-        config = CATALOGUE["flash3_backward"].program.configure(problem, Device.named("h200"))
-        assert config.parts == 4
-        compiled = compile_kernel("flash3_backward", defines(config, dtype, head_dim), arch="sm_90a")
-        assert complaints(compiled) == []
-        assert "flash3_backward_parts" in compiled.resources
+    sizes, features, head_dim, dtype = case
+    problem = Problem(batch=1, heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype, **sizes, **features)
+    config = CATALOGUE["flash3_backward"].program.configure(problem, Device.named("h200"))
+    assert config.parts == 4
+    compiled = compile_kernel("flash3_backward", defines(config, dtype, head_dim), arch="sm_90a")
+    assert complaints(compiled) == []
+    assert "flash3_backward_parts" in compiled.resources
 
 
 DRAFTED = [
@@ -549,6 +548,18 @@ def test_the_cache_answers_until_something_changes(
             patch.setattr(nvrtc, part, lambda: "another")
             compile_kernel("tiny", arch="sm_80")
     assert len(compiles) == 6
+
+
+def test_headers_that_are_installed_anew_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new environment compiles nothing anew. Another version does, though its files be as long."""
+
+    def known(folder: str, text: str) -> str:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "cuda_fp16.hpp").write_text(text)
+        monkeypatch.setattr(nvrtc, "cuda_include_dir", lambda: tmp_path / folder)
+        return nvrtc._cuda_headers.__wrapped__()  # pyright: ignore[reportPrivateUsage]
+
+    assert known("first", "version 1") == known("again", "version 1") != known("another", "version 2")
 
 
 def test_nvrtc_is_known_to_the_build() -> None:

@@ -120,7 +120,10 @@ def test_the_work_of_a_count_follows_the_different_lengths_and_not_the_sequences
 
 @pytest.mark.parametrize(
     ("name", "features"),
-    [*((name, {}) for name in RAGGED), ("flash2", {"mask": "dense"}), ("flash3", {"mask": "dense"})],
+    [
+        *((name, {}) for name in RAGGED),
+        *((name, {"mask": x}) for name in ("flash2", "flash3") for x in ("dense", "bits")),
+    ],
 )
 def test_the_work_of_a_count_doesnt_follow_different_sequences_either(name: str, features: dict[str, Any]):
     def calls(sequences: int) -> int:

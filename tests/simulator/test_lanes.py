@@ -100,11 +100,6 @@ def test_no_sum_leaves_64_bits(name: str, monkeypatch: pytest.MonkeyPatch):
         assert few or longest < 10**9 or counted.flops.matmul > 2**63
 
 
-def test_a_mask_of_bits_is_counted_one_by_one(monkeypatch: pytest.MonkeyPatch):
-    problem = Problem(batch=1, heads=2, lengths=range(1, 40), head_dim=64, dtype="float16", mask="bits")
-    assert fl.count("flash2", problem, device="h200") == one_by_one(monkeypatch, "flash2", problem)
-
-
 def test_lanes_part_where_they_disagree_and_nowhere_else():
     asked = list[int]()
 

@@ -23,6 +23,7 @@ from tests.tiers import examples
 ALGORITHMS = ("flash2", "flash3")
 FORMS = st.sampled_from(["dense", "bits"])
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4)
+FEW_KEYS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), min_size=1, max_size=4)
 P = Problem(batch=1, heads=2, kv_heads=1, len_q=97, len_kv=150, head_dim=40, dtype="float16")
 
 
@@ -101,6 +102,17 @@ def test_the_bytes_of_bits_are_counted_row_by_row() -> None:
     assert packing.distinct["mask", "read"] == 2
     wide = fl.count("flash2", p.replace(len_q=64, len_kv=64), tile=(16, 16)).launches[0]
     assert wide.bytes("hbm.read", "mask") == 64 * 64 // 8
+
+
+@examples(150)
+@given(problems(longest=150), st.builds(Tile, *[st.sampled_from([8, 16, 24, 64])] * 2), st.none() | LENGTHS | FEW_KEYS)
+def test_the_closed_form_of_bits_counts_each_row(problem: Problem, tile: Tile, lengths: Any) -> None:
+    """In tiles whose sides are multiples of 8, as all kernels have: what blocks on shapes ask for row by row."""
+    p = problem.replace(mask="bits", head_dim=8, head_dim_v=None, heads=1, kv_heads=1)
+    p = p.replace(batch=1) if lengths is None else p.replace(batch=1, len_q=None, len_kv=None, lengths=lengths)
+    found = (count("flash2", p, tile=tile, device="b200").launches[0] for count in (fl.shape_run, fl.count))
+    run, formula = ((x.bytes("hbm.read", "mask"), x.distinct.get(("mask", "read"), 0)) for x in found)
+    assert run == formula
 
 
 @examples(20)

@@ -161,14 +161,19 @@ def test_the_page_says_what_the_data_says(cells: list[time_model.Beside], monkey
     assert replaced(page, "time_model", {name: block() for name, block in time_model.BLOCKS.items()}) == page
 
 
-@pytest.mark.parametrize("name", time_model.figures())
-def test_a_constant_is_what_was_measured(name: str):
-    """Within 6 %, and slopes within 15 %: as far as the run of the constants is from that of the file."""
-    constant = getattr(rates, name)
-    value = constant[9] if name in ("MMA_SHARE", "MMA_ALONE") else constant
-    assert value == pytest.approx(
-        time_model.figures()[name], rel=0.15 if name in ("DRAWN", "FLOAT16", "MOVED") else 0.06
-    )
+def off(name: str, value: float, measured: float) -> bool:
+    """Slopes within 15 %, others within 6 %: as far as the run of the constants is from that of the file."""
+    return value != pytest.approx(measured, rel=0.15 if name in ("DRAWN", "FLOAT16", "MOVED") else 0.06)
+
+
+def test_constants_are_what_was_measured():
+    """In one test: its names are those of the file, and finding the clock's takes ten seconds."""
+    measured = time_model.figures()
+    constants = {name: getattr(rates, name) for name in measured}
+    values = {name: x[9] if name in ("MMA_SHARE", "MMA_ALONE") else x for name, x in constants.items()}
+    assert len(measured) > 20
+    assert {name: (value, measured[name]) for name, value in values.items() if off(name, value, measured[name])} == {}
+    assert off("TURN", values["TURN"], 1.1 * measured["TURN"]) and off("DRAWN", 1.2, 1.0) and not off("DRAWN", 1.1, 1.0)
 
 
 BLIND_LADDER = 0.08  # the latest is under 5 %

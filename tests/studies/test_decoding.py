@@ -41,6 +41,9 @@ def drawn(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return contenders.contenders(import_module("torch"), algorithm, SMALL[algorithm], OURS[algorithm], {})
 
 
+@pytest.mark.alike(
+    "mla", "mla_hopper", "cascade", "paged", "flash_decoding_1"
+)  # the first two have the others beside them
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", SMALL)
@@ -48,6 +51,7 @@ def test_contenders_compute_the_same(algorithm: str, monkeypatch: pytest.MonkeyP
     assert list(drawn(algorithm, monkeypatch)) == [algorithm, *OURS[algorithm], "read"]
 
 
+@pytest.mark.alike("int8")
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
@@ -60,6 +64,7 @@ def test_a_quantised_cache_is_near_what_it_stands_for(dtype: str, monkeypatch: p
     )
 
 
+@pytest.mark.alike("drafts")
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("feature", contenders.FEATURES)

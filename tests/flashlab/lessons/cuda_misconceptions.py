@@ -102,6 +102,7 @@ _ROWS = [
     ("07.3", "the-same-row-four-times", "a[(first + r) * cols + c]", "a[first * cols + c]", "numbers", r"y\[1\], in row tile 0", "9", r"the block doesn't load a\[1, 0\]"),
     ("07.3", "one-row-a-block-after-all", "first = 4 * blockIdx.x", "first = blockIdx.x", "numbers", r"y\[7\], in row tile 1.*never written", "3", "first is 1 and should be 4"),
     ("07.3", "blocks-share-rows", "first = 4 * blockIdx.x", "first = 2 * blockIdx.x", "numbers", r"y\[10\], in row tile 2.*never written", "3", "first is 2 and should be 4"),
+    ("10.1", "queries-without-an-end", "min(static_cast<int>(blockIdx.x + 1) * BR, len_q) - 1", "static_cast<int>(blockIdx.x + 1) * BR - 1", "passes", r"passes over the banks; the budget is", "load_k", "yours comes here once more, and the solution does not"),
     ("10.1", "a-float-at-a-time", "const float4 a = q_row[d], b = k_tile[c][d];", "const volatile float* one = reinterpret_cast<const volatile float*>(&k_tile[c][d]); const float4 a = q_row[d], b = make_float4(one[0], one[1], one[2], one[3]);", "passes", r"k_tile read in SRAM: 24,576 of 37,632 passes over the banks; the budget is 31,680 in all"),
     ("10.1", "shuffles-in-place-of-loads", """      for (int d = 0; d < CHUNKS; ++d) {  // solution
         const float4 b = v_tile[c][d];  // solution
@@ -112,7 +113,6 @@ _ROWS = [
         acc[d].z += p * __shfl_sync(0xffffffff, own.z, d), acc[d].w += p * __shfl_sync(0xffffffff, own.w, d);
 """, "passes", r"registers shuffled: 24,576 of [\d,]+ passes over the banks; the budget is 31,680 in all"),
     ("10.1", "loads-only-the-keys-that-the-last-query-sees", "inside = j + i / CHUNKS < len_kv", "inside = j + i / CHUNKS < keys", "bytes", r"k read: you moved .*: fewer than the budget, though the numbers are right: it goes another way", "load_k", "its threads read .* bytes of k here, and those of the solution"),
-    ("10.1", "queries-without-an-end", "min(static_cast<int>(blockIdx.x + 1) * BR, len_q) - 1", "static_cast<int>(blockIdx.x + 1) * BR - 1", "passes", r"passes over the banks; the budget is", "load_k", "yours comes here once more, and the solution does not"),
     ("10.1", "last-key-begins-its-tile", "len_kv - len_q + 1;", "len_kv - len_q;", "numbers", r"out\[0, \d+, 0\], in row tile 1", "19", "keys is .* and should be"),
     ("10.1", "loads-what-the-mask-hides", "j < keys; j += BC", "j < len_kv; j += BC", "bytes", r"k read: you moved 65,536 bytes, the budget is 49,152", "20", "its threads read 4,096 bytes of k here, and those of the solution 0"),
     ("10.1", "forgets-the-mask", "j + c <= row + len_kv - len_q ? sum * scale : -INFINITY", "j + c < len_kv ? sum * scale : -INFINITY", "numbers", r"out\[0, 0, 0\], in row tile 0", "scores", "s has values where the mask hides the key"),

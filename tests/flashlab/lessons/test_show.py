@@ -23,12 +23,12 @@ def test_a_figure_is_the_same_each_time_it_is_drawn():
         assert one._repr_mimebundle_() == two._repr_mimebundle_()
 
 
-@pytest.mark.parametrize("figure", figures())
-def test_a_figure_carries_its_table(figure: show.Shown):
-    bundle = figure._repr_mimebundle_()
-    assert bundle["image/svg+xml"].lstrip().startswith("<?xml")
-    assert bundle[show.TABLE]["rows"] and len(bundle[show.TABLE]["columns"]) == len(bundle[show.TABLE]["rows"][0])
-    assert "matplotlib" not in bundle["image/svg+xml"].lower() or "v3" not in bundle["image/svg+xml"]
+def test_a_figure_carries_its_table():
+    for figure in figures():
+        bundle = figure._repr_mimebundle_()
+        assert bundle["image/svg+xml"].lstrip().startswith("<?xml")
+        assert bundle[show.TABLE]["rows"] and len(bundle[show.TABLE]["columns"]) == len(bundle[show.TABLE]["rows"][0])
+        assert "matplotlib" not in bundle["image/svg+xml"].lower() or "v3" not in bundle["image/svg+xml"]
 
 
 def test_an_explorer_has_a_slider_for_each_choice_and_starts_in_the_middle(monkeypatch: pytest.MonkeyPatch):
