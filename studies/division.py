@@ -99,8 +99,11 @@ def chunks_of(tiles: int) -> Iterator[None]:
     def with_tiles(p: Problem) -> tuple[tuple[str, int], ...]:
         return *features(p), ("TILES_PER_CHUNK", tiles)
 
+    def asked_for(*_: Any) -> int:
+        return _RUN.get()
+
     with (
-        patch.object(flash_decoding, "run_for", lambda *_: _RUN.get()),
+        patch.object(flash_decoding, "run_for", asked_for),
         patch.object(flash_decoding, "features", with_tiles),
         patch.object(programs, "TILES_PER_CHUNK", tiles),
     ):
@@ -201,7 +204,7 @@ def compile_ahead(algorithm: str) -> None:
             with chunks_of(tiles):
                 posed = [(run, problem(algorithm, cell)) for cell, (own, run) in ways if own == tiles]
                 kernels = {in_runs(run, config_of, algorithm, p): (run, p) for run, p in posed}.values()
-                list(pool.map(lambda x: in_runs(x[0], gpu_plan, algorithm, x[1]), kernels))
+                list(pool.map(in_runs, *zip(*((run, gpu_plan, algorithm, p) for run, p in kernels), strict=True)))
 
 
 # -- the study --------------------------------------------------------------------------------------------------------
