@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -93,7 +93,7 @@ _RUN: ContextVar[int] = ContextVar("_RUN")
 
 
 @contextmanager
-def chunks_of(tiles: int) -> Iterator[None]:
+def chunks_of(tiles: int) -> Generator[None]:
     """Meanwhile chunks of `flash_decoding` have so many tiles, and runs as many chunks as `in_runs` says."""
 
     def with_tiles(p: Problem) -> tuple[tuple[str, int], ...]:
@@ -179,14 +179,14 @@ def makers(
 
 
 @cache
-def planned(cell: Decode, way: tuple[int, int]) -> Any:
+def planned(p: Problem, way: tuple[int, int]) -> Any:
     """A plan with the chunks and the runs of a way."""
     with chunks_of(way[0]):
-        return in_runs(way[1], gpu_plan, "flash_decoding", problem("flash_decoding", cell))
+        return in_runs(way[1], gpu_plan, "flash_decoding", p)
 
 
 def decoded(cell: Decode, way: tuple[int, int], arrays: dict[str, Any]) -> Call:
-    plan = planned(cell, way)
+    plan = planned(problem("flash_decoding", cell), way)
     return lambda: plan.run(**arrays)["out"]
 
 
