@@ -141,9 +141,9 @@ def measured(algorithm: str) -> list[Any]:
     return list(division.RUNS.data(found).rows)
 
 
-def over_best(choice: Callable[[Any], str]) -> list[float]:
-    """By shape, how many times as long a choice takes as the fastest run."""
-    found = [(division.ways_of(r), choice(r)) for r in measured("flash_decoding")]
+def over_best(choice: Callable[[Any], str], algorithm: str = "flash_decoding") -> list[float]:
+    """By shape, how many times as long a choice takes as the fastest run or chunk."""
+    found = [(division.ways_of(r), choice(r)) for r in measured(algorithm)]
     return [ways[name] / min(ways.values()) for ways, name in found]
 
 
@@ -168,6 +168,17 @@ def test_a_rule_that_counts_rounds_would_be_found() -> None:
 
     ratios = over_best(fewest)
     assert sum(ratio <= 1.05 for ratio in ratios) <= 20 and max(ratios) > 1.5
+
+
+def test_the_chunk_that_the_model_of_time_says_is_near_the_best() -> None:
+    """No chunk by a request's own length is: the best one follows from how many requests there are."""
+    ratios = over_best(
+        lambda r: str(fl.latent_chunk(batch=r.batch, heads=r.heads, len_kv=r.len_kv, device="h100")), "mla_hopper"
+    )
+    assert len(ratios) == 20 and sum(ratio <= 1.05 for ratio in ratios) >= 19 and max(ratios) <= 1.1
+    for one in ("512", "1024"):
+        fixed = over_best(lambda r, one=one: one, "mla_hopper")
+        assert sum(ratio <= 1.05 for ratio in fixed) <= 7 and max(fixed) > 1.7
 
 
 def test_shorter_chunks_would_bring_little() -> None:
