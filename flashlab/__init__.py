@@ -59,6 +59,7 @@ from simulator import (
     catalogue,
     check_formula,
     count,
+    latent_chunk,
     latent_problem,
     naive,
     naive_loop,
@@ -176,8 +177,8 @@ __all__ = [
     "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
     "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention", "attention_backward",
     "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "copy_pages", "count", "emulate",
-    "emulate_file",
-    "kernel", "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
+    "emulate_file", "kernel", "latent_chunk",
+    "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
     "progress", "quantize_cache", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline",
     "verify",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -93,14 +93,17 @@ _RUN: ContextVar[int] = ContextVar("_RUN")
 
 
 @contextmanager
-def chunks_of(tiles: int) -> Iterator[None]:
+def chunks_of(tiles: int) -> Generator[None]:
     """Meanwhile chunks of `flash_decoding` have so many tiles, and runs as many chunks as `in_runs` says."""
 
     def with_tiles(p: Problem) -> tuple[tuple[str, int], ...]:
         return *features(p), ("TILES_PER_CHUNK", tiles)
 
+    def asked_for(*_: Any) -> int:
+        return _RUN.get()
+
     with (
-        patch.object(flash_decoding, "run_for", lambda *_: _RUN.get()),
+        patch.object(flash_decoding, "run_for", asked_for),
         patch.object(flash_decoding, "features", with_tiles),
         patch.object(programs, "TILES_PER_CHUNK", tiles),
     ):
@@ -176,14 +179,14 @@ def makers(
 
 
 @cache
-def planned(cell: Decode, way: tuple[int, int]) -> Any:
+def planned(p: Problem, way: tuple[int, int]) -> Any:
     """A plan with the chunks and the runs of a way."""
     with chunks_of(way[0]):
-        return in_runs(way[1], gpu_plan, "flash_decoding", problem("flash_decoding", cell))
+        return in_runs(way[1], gpu_plan, "flash_decoding", p)
 
 
 def decoded(cell: Decode, way: tuple[int, int], arrays: dict[str, Any]) -> Call:
-    plan = planned(cell, way)
+    plan = planned(problem("flash_decoding", cell), way)
     return lambda: plan.run(**arrays)["out"]
 
 
@@ -201,7 +204,7 @@ def compile_ahead(algorithm: str) -> None:
             with chunks_of(tiles):
                 posed = [(run, problem(algorithm, cell)) for cell, (own, run) in ways if own == tiles]
                 kernels = {in_runs(run, config_of, algorithm, p): (run, p) for run, p in posed}.values()
-                list(pool.map(lambda x: in_runs(x[0], gpu_plan, algorithm, x[1]), kernels))
+                list(pool.map(in_runs, *zip(*((run, gpu_plan, algorithm, p) for run, p in kernels), strict=True)))
 
 
 # -- the study --------------------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ def mla(
 
     Keys are split into chunks, and what they have is added up: `chunk` is how many keys one has, a multiple of 64. Blocks take
     chunks, so few long requests want short ones; a row of one chunk has no partial results. The last bits of a request depend on
-    `chunk`, and on no other request. `None` is the algorithm's own: 512 in `mla`, 1,024 in `mla_hopper`.
+    `chunk`, and on no other request. `None` is the algorithm's own: 512 in `mla`, 1,024 in `mla_hopper`. `fl.latent_chunk`
+    says which is fastest in a plan with fixed capacities.
 
     `algorithm="auto"` is `mla_hopper` on Hopper, else `mla`, or the same in pages. On the emulator it is `mla`.
 

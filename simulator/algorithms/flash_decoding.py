@@ -35,7 +35,8 @@ READ_SHARE, ONE_SM = 0.92, 36e9
 """Share of DRAM's bandwidth that a plain read reaches, and bytes per second of a block that has DRAM nearly to itself."""
 BOUNDARY, WHOLE_BOUNDARY, MERGE, MERGE_ROW = 2.0e-6, 0.9e-6, 1.9e-6, 1.5e-6
 """Seconds: of a boundary for each row of a warp that merges, where units have parts of row tiles; of a boundary where they have
-whole ones; of the last merge across blocks, and of each of its rows. Set on 14 times of an H100 in seven shapes."""
+whole ones; of the last merge across blocks, and of each of its rows. All were set on 15 times of an H100, before the drawn shapes
+of docs/results/runs were timed. A fit to half of those was no better in the other half."""
 
 
 def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:

@@ -16,11 +16,14 @@ from simulator.programs.flash_decoding import TILES_PER_CHUNK, Splits
 from simulator.time.beside import vector
 from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.launch import Launch, Runs, Work
-from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
+from simulator.time.rates import DEPENDENT, DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
 from simulator.time.schedule import deal
 
 VECTOR_WORK = 9
 """ALU operations per element of S, as flash1."""
+MERGE_INSTRUCTIONS = 400
+"""Instructions of a warp that merges 32 children of a row, by the source: 31 pairs of two shuffles and eight products each, the
+weights of five levels, and the loads. Most need the result of the one before."""
 
 
 def works(s: Splits) -> Runs:
@@ -57,8 +60,8 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     matmul, unit = (rates.fma, "alu") if p.dtype == "float32" else (rates.warp_matmul, "tensor")
     product, exp, alu = matmul(2 * rows * cols * (d + dv)), rates.exp(rows * cols), rates.alu(VECTOR_WORK * rows * cols)
     joined, partial = rates.sram(w * rows * dv * 4), rates.copy(rows * dv * 4)
-    # the counter; and of each row of a warp its statistics, and the two halves of its columns
-    merging = L2_LATENCY * (1 + 3 * -(-rows // w))
+    # the counter; and of each row of a warp its statistics, the two halves of its columns, and 32 children
+    merging = L2_LATENCY + -(-rows // w) * (3 * L2_LATENCY + MERGE_INSTRUCTIONS * DEPENDENT)
 
     def compute(sm: SM, agenda: Sequence[Work], filled: Barrier, free: Barrier) -> Actor:
         tiles, copied, chunks = sum(work.tiles for work in agenda), list[float](), 0
