@@ -51,6 +51,7 @@ LESSONS = {
     "11": "The way back",
     "12": "One token at a time",
     "13": "Pages and a server's day",
+    "14": "Several GPUs",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}

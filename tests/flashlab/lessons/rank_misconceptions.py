@@ -57,8 +57,14 @@ _EACH = """    others = [(rank.index + i) % rank.ranks for i in range(1, rank.ra
         k, v = yield rank.receive(peer)
         parts.append(rank.attend(k, v, of=peer))
 """
-_GATHER = _EACH.replace("    parts = [rank", "    got = {}\n    parts = [rank").replace("        parts.append(rank.attend(k, v, of=peer))\n", "        got[peer] = k, v\n    for peer in others:\n        parts.append(rank.attend(*got[peer], of=peer))\n")
-_GATHER = _GATHER.replace("    parts = [rank.attend(rank.k, rank.v, of=rank.index)]\n", "").replace("    for peer in others:\n        parts", "    parts = [rank.attend(rank.k, rank.v, of=rank.index)]\n    for peer in others:\n        parts")
+_GATHER = _EACH.replace("    parts = [rank", "    got = {}\n    parts = [rank").replace(
+    "        parts.append(rank.attend(k, v, of=peer))\n",
+    "        got[peer] = k, v\n    for peer in others:\n        parts.append(rank.attend(*got[peer], of=peer))\n",
+)
+_GATHER = _GATHER.replace("    parts = [rank.attend(rank.k, rank.v, of=rank.index)]\n", "").replace(
+    "    for peer in others:\n        parts",
+    "    parts = [rank.attend(rank.k, rank.v, of=rank.index)]\n    for peer in others:\n        parts",
+)
 
 # fmt: off
 ROWS = [

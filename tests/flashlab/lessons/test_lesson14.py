@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.lessons import several
 from flashlab.lessons.catalogue import CLASS_EXERCISES
 from flashlab.lessons.class_exercise import ClassExercise
-from flashlab.lessons.lesson14 import EXERCISES, PREDICTIONS, hides, sends
+from flashlab.lessons.lesson07 import measured
+from flashlab.lessons.lesson14 import CARRIES, COMPUTES, EXERCISES, PREDICTIONS, RANKS, SHARED, hides, sends
+from flashlab.lessons.lesson14_ranks import two_hosts
 from flashlab.lessons.prediction import CLOSE
 from tests.flashlab.lessons.answers import class_of
 from tests.flashlab.lessons.rank_misconceptions import MISCONCEPTIONS, Misconception
 from tests.tiers import one_of_each
 
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
+TEXT = (Path(__file__).resolve().parents[3] / "notebooks" / "source" / "14_several_gpus.md").read_text(encoding="utf-8")
 
 
 def of(wrong: Misconception) -> str:
@@ -184,3 +189,50 @@ def test_from_which_length_on_the_link_hides_by_hand():
     """n rows a rank: 2 products of n by n / 2 pairs for 32 heads, against K and V of n keys of 8 heads."""
     rows = (2 * 8 * 128 * 2 / 300e9) / (2 * 2 * 128 * 32 / 2 / 800e12)
     assert hides(causal=True) == pytest.approx(8 * rows) == pytest.approx(2 * hides(causal=False))
+
+
+# -- what the text says -------------------------------------------------------------------------------------------
+
+
+def test_the_first_insight_comes_within_a_thousand_words():
+    assert len(TEXT.partition("This is the first insight")[0].split()) < 1000
+
+
+def test_four_ranks_with_contiguous_rows_do_nothing_for_four_tenths_of_the_time():
+    counts = fl.parallel.count("ring", several.LONG, ranks=4, layout="contiguous")
+    assert 0.38 < 1 - fl.parallel.timeline(counts).busy < 0.45 and "four tenths of what you paid for" in TEXT
+    assert several.LONG.len_q == 32_768 and "32,768 tokens" in TEXT
+
+
+def test_a_link_is_a_tenth_of_hbm_and_a_network_a_sixtieth():
+    rates = fl.parallel.rates("h100")
+    assert 2_900e9 < rates.reading < 3_200e9 and "3,000 GB per second" in TEXT
+    assert 9 < rates.reading / rates.link < 11 and 55 < rates.reading / rates.network < 65
+    hosts = two_hosts()
+    assert round(hosts.link / hosts.network) == 6 == round(rates.link / rates.network)
+
+
+def test_the_claims_are_those_of_the_files():
+    data = measured()["parallel"]
+    speed = {(row["contender"], row["length"]): row for row in data["speed"] if not row["backward"]}
+    faster = {n: row["ms"] / speed["ring", n]["ms"] for (who, n), row in speed.items() if who == "one GPU"}
+    assert faster[16_384] < 1.5 and faster[131_072] > 1.85  # "less than one and a half", "nearly"
+    assert all(row["predicted"] < row["ms"] for row in speed.values() if row["predicted"] is not None)
+    decode = {(row["contender"], row["keys"]): row["ms"] for row in data["decode"]}
+    share = {key: decode[f"one GPU{key[0]}", key[1]] / decode[f"ranks{key[0]}", key[1]]
+             for key in ((how, n) for how in ("", ", in a graph") for n in (131_072, 1_048_576))}  # fmt: skip
+    assert 0.5 < decode["ranks", 131_072] < 0.6 and share["", 131_072] < 1 < share[", in a graph", 131_072] < 1.3
+    assert min(share[how, 1_048_576] for how in ("", ", in a graph")) > 1.7
+
+
+def test_the_way_back_sends_three_times_what_the_way_there_sends():
+    p = fl.Problem(batch=1, heads=8, kv_heads=2, len_q=65_536, head_dim=128, dtype="float16", causal=True)
+    there, both = (fl.parallel.count("ring", p, ranks=4, backward=back) for back in (False, True))
+    assert both.sent[0] == 4 * there.sent[0]
+    assert both.flops[0] / there.flops[0] == pytest.approx(3.5, rel=0.01)  # 2.5 on the way back
+    assert "sends three times" in BY_NAME["14.3"].afterwards and "2.5 times" in BY_NAME["14.3"].afterwards
+
+
+def test_a_question_s_numbers_are_the_prediction_s():
+    assert (SHARED.len_q, SHARED.heads, SHARED.kv_heads, SHARED.head_dim, RANKS) == (131_072, 32, 8, 128, 8)
+    assert "800 TFLOP/s, and a link carries 300 GB/s" in TEXT and (COMPUTES, CARRIES) == (800e12, 300e9)
