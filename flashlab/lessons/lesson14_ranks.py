@@ -37,22 +37,25 @@ from simulator.operations.backward import BACKWARD
 _P = Problem(batch=1, heads=4, kv_heads=2, len_q=24, head_dim=16, dtype="float32")
 
 
-def _off(p: Problem, this: Ran, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Which rows of the output are wrong, and which of the LSE: `(batch, heads, len_q)` each."""
+def _off(p: Problem, this: Ran, arrays: Mapping[str, Array]) -> Array | None:
+    """Which rows of the output are wrong, `(batch, heads, len_q)`; None where they and their LSEs are right."""
     run, truth = this.run, ATTENTION.judge(p, arrays)
     bounds = ATTENTION.bounds(p, arrays, truth)
-    off = np.linalg.norm(run.out.astype(float) - truth["out"], axis=-1)
-    return ~(off <= bounds["out"]), ~(np.abs(run.lse - truth["lse"]) <= bounds["lse"])
+    out = ~(np.linalg.norm(run.out.astype(float) - truth["out"], axis=-1) <= bounds["out"])
+    return out if out.any() or not (np.abs(run.lse - truth["lse"]) <= bounds["lse"]).all() else None
 
 
-def _merged_wrongly(this: Ran, off: tuple[Array, Array]) -> Found:
+def _lse_alone(this: Ran) -> Found:
+    return this.wrong("numbers", "merge", "out is right, and lse isn't: it is to be that of all keys")
+
+
+def _merged_wrongly(this: Ran, off: Array) -> Found:
     """Each rank has the right parts, and makes something else of them."""
-    out, lse = off
-    if not out.any():
-        return this.wrong("numbers", "merge", "out is right, and lse isn't: it is to be that of all keys")
+    if not off.any():
+        return _lse_alone(this)
     run = this.run
     shares = [rows(run.layout, run.problem.len_q, run.ranks, rank) for rank in range(run.ranks)]
-    first = next(rank for rank, own in enumerate(shares) if out[:, :, own].any())
+    first = next(rank for rank, own in enumerate(shares) if off[:, :, own].any())
     like = alike(run.out[:, :, shares[first]], mixtures([call.results[0] for call in this.team[first].calls]))
     return this.wrong("numbers", "merge", f"rank {first} has the right parts, and merges them wrongly{like}")
 
@@ -75,7 +78,7 @@ def ring(answer: Any) -> Found:
         if isinstance(this, Found):
             return this
         off = _off(p, this, {"q": q, "k": k, "v": v})
-        if any(x.any() for x in off):
+        if off is not None:
             return looked(this) or _merged_wrongly(this, off)
         found = to_the_right(this) or _hops(this, budget(count("ring", p, ranks=n, layout=layout), "forward", "k v"))
         if found := found or (None if p.causal else in_time(this)):
@@ -130,8 +133,9 @@ def way_back(answer: Any) -> Found:
         counted = count("ring", p, ranks=n, layout=layout, backward=True)
         kv, sums = (budget(counted, "backward", names) for names in ("k v", "dk dv"))
         beside = _beside(p, this, arrays) if p.dtype == "float16" else {}
-        wrong = looked(this, "attend_back") if _unlike(this, arrays[:3], how) else None
-        found = wrong or to_the_right(this) or _unrounded(this, sums, beside) or _made_of(this)
+        unlike = _unlike(this, arrays[:3], how)
+        found = (looked(this, "attend_back") if unlike else None) or to_the_right(this)
+        found = found or _unrounded(this, sums, beside) or _made_of(this, unlike=unlike)
         found = found or _moved(this, kv, sums) or (None if p.causal else in_time(this, back=True))
         if found is not None:
             return found
@@ -187,14 +191,14 @@ def _unrounded(this: Ran, least: list[int], beside: Mapping[str, float]) -> Foun
     return None
 
 
-def _made_of(this: Ran) -> Found | None:
-    """What are the gradients made of? Each has the share of each rank once, and is rounded when it has them all."""
+def _made_of(this: Ran, *, unlike: bool) -> Found | None:
+    """What are gradients that are `unlike` one GPU's made of? Is each rounded when all shares are in it, and not before?"""
     parts = [{call.of: call.results for call in watched.calls} for watched in this.team]
     everybody = range(len(this.team))
     for rank, watched in enumerate(this.team):
         dq, *sums = (np.asarray(x, np.float32) for x in watched.returned)
         shares = {f"the share of rank {of}'s keys": own[0] for of, own in parts[rank].items()}
-        if said := _differs(dq, shares, list(shares)):
+        if unlike and (said := _differs(dq, shares, list(shares))):
             return this.wrong("numbers", "dq", f"dQ of rank {rank} {said}")
         if _rounded_early(this, dq, [own[0] for own in parts[rank].values()]):
             return this.wrong(
@@ -208,12 +212,12 @@ def _made_of(this: Ran) -> Found | None:
                 if of in parts[one] and parts[one][of][j].shape == x.shape
             }  # fmt: skip
             due = [f"rank {one}'s share" for one in everybody if rank in parts[one]]
-            if said := _differs(x, known, due):
+            if unlike and (said := _differs(x, known, due)):
                 step = "home" if f"rank {rank}'s share" in said or "keys" in said else "add"
                 return this.wrong("numbers", step, f"{name} that comes home to rank {rank} {said}")
             if _rounded_early(this, x, [own[rank][i] for own in parts if rank in own]):
                 return this.wrong("asked", "round", f"{name} of rank {rank} is rounded before all shares are in it")
-    return None
+    return this.wrong("numbers", "add", "the gradients aren't those of one GPU") if unlike else None
 
 
 def _differs(x: Array, known: Mapping[str, Array], due: list[str]) -> str:
@@ -235,7 +239,7 @@ def _differs(x: Array, known: Mapping[str, Array], due: list[str]) -> str:
 
 def _rounded_early(this: Ran, x: Array, parts: list[Array]) -> bool:
     """Is a sum of float32 another one, once it is rounded, than the sum of its parts?"""
-    if this.run.problem.dtype == "float32":
+    if this.run.problem.dtype == "float32" or len(parts) < len(this.team):
         return False
     due = np.sum(parts, axis=0, dtype=np.float32).astype(np.float16)
     return bool((x.astype(np.float16) != due).mean() > _FLIPPED)
@@ -282,7 +286,7 @@ def decoding(answer: Any) -> Found:
         if isinstance(this, Found):
             return this
         off = _off(p, this, {"q": q, "k": k, "v": v})
-        if any(x.any() for x in off):
+        if off is not None:
             return _asked(this) or _given(this) or _merged_of(this, off)
         least = budget(count("dcp", p, ranks=n, interleave=interleave), "", "q out lse")
         if found := _exchanged(this, least):
@@ -308,7 +312,7 @@ def _asked(this: Ran) -> Found | None:
     for rank, watched in enumerate(this.team):
         if not watched.calls:
             return this.wrong("numbers", "attend", f"rank {rank} computes nothing")
-        for q, k, v in (call.names for call in watched.calls):
+        for *_, q, k, v in ((UNKNOWN, *call.names) for call in watched.calls):
             if watched.rank.k.size and (k != f"K of rank {rank}" or v != f"V of rank {rank}"):
                 return this.wrong("numbers", "attend", f"rank {rank} looks at {k} and {v}: K and V stay where they are")
             if q == f"Q of rank {rank}":
@@ -334,17 +338,16 @@ def _given(this: Ran) -> Found | None:
     return None
 
 
-def _merged_of(this: Ran, off: tuple[Array, Array]) -> Found:
+def _merged_of(this: Ran, off: Array) -> Found:
     """Each rank has looked right, and outputs are merged wrongly."""
-    out, lse = off
-    if not out.any():
-        return this.wrong("numbers", "merge", "out is right, and lse isn't: it is to be that of all keys")
+    if not off.any():
+        return _lse_alone(this)
     run, n = this.run, len(this.team)
     if np.isnan(run.out).any():
         return this.wrong(
             "numbers", "merge", "NaN where a rank has no keys: there the LSE is -inf, and the output counts as 0"
         )
-    first = next(rank for rank in range(n) if heads_of(out, n, rank).any())
+    first = next(rank for rank in range(n) if heads_of(off, n, rank).any())
     parts, lses = ([heads_of(watched.calls[0].results[i], n, first) for watched in this.team] for i in (0, 1))
     keys = [watched.rank.k.shape[2] for watched in this.team]
     others = [rank for rank in range(n) if rank != first]
@@ -415,7 +418,7 @@ def schedule(answer: Any) -> Found:
     if isinstance(this, Found):
         return this
     off = _off(_HOSTS, this, {"q": q, "k": k, "v": v})
-    if any(x.any() for x in off):
+    if off is not None:
         return looked(this) or _merged_wrongly(this, off)
     found = timeline(this.run, two_hosts())
     ring_takes = timeline(count("ring", _HOSTS, ranks=RANKS), found.rates).seconds

@@ -47,7 +47,7 @@ class Names:
             self._names.setdefault(self._key(x), name)
 
     def of(self, x: Any) -> str:
-        return self._names.get(self._key(x), UNKNOWN) if isinstance(x, np.ndarray) else UNKNOWN
+        return self._names.get(self._key(cast("Array", x)), UNKNOWN) if isinstance(x, np.ndarray) else UNKNOWN
 
     @staticmethod
     def _key(x: Array) -> Any:
@@ -140,7 +140,7 @@ def ran(
         if rank.k.shape == rank.v.shape:
             names.give(f"V and K of rank {rank.index}", np.stack([rank.k, rank.v]))
         begun = answer(mine)
-        mine.returned = (yield from begun) if inspect.isgenerator(begun) else begun
+        mine.returned = (yield from cast("Iterator[Any]", begun)) if inspect.isgenerator(begun) else begun
         return mine.returned
 
     ways: Any = {"backward" if "forward" in scheme else "forward": watched}
@@ -194,7 +194,7 @@ def looked(this: Ran, step: str = "attend") -> Found | None:
     """Has each rank seen the keys of each once, and known whose they were?"""
     for rank, watched in enumerate(this.team):
         for i, call in enumerate(watched.calls):
-            where, (k, v) = f"rank {rank}, its product {i}", call.names
+            where, (k, v) = f"rank {rank}, its product {i}", call.names[-2:]
             if why := _taken_for(call):
                 return this.wrong("numbers", "send", f"{where}: {why}")
             if k[1:] != v[1:]:

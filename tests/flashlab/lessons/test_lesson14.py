@@ -17,6 +17,7 @@ from flashlab.lessons.lesson07 import measured
 from flashlab.lessons.lesson14 import CARRIES, COMPUTES, EXERCISES, PREDICTIONS, RANKS, SHARED, hides, sends
 from flashlab.lessons.lesson14_ranks import two_hosts
 from flashlab.lessons.prediction import CLOSE
+from flashlab.parallel.rank import Rank
 from tests.flashlab.lessons.answers import class_of
 from tests.flashlab.lessons.rank_misconceptions import MISCONCEPTIONS, Misconception
 from tests.tiers import one_of_each
@@ -236,3 +237,34 @@ def test_the_way_back_sends_three_times_what_the_way_there_sends():
 def test_a_question_s_numbers_are_the_prediction_s():
     assert (SHARED.len_q, SHARED.heads, SHARED.kv_heads, SHARED.head_dim, RANKS) == (131_072, 32, 8, 128, 8)
     assert "800 TFLOP/s, and a link carries 300 GB/s" in TEXT and (COMPUTES, CARRIES) == (800e12, 300e9)
+
+
+def test_a_way_back_without_attend_back_passes():
+    """A rank's other calls are as good: each launch by hand."""
+
+    class ByHand:
+        def __init__(self, rank: Any) -> None:
+            self.rank = rank
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.rank, name)
+
+        def attend_back(self, k: Any, v: Any, of: int) -> Any:
+            return Rank.attend_back(self.rank.rank, k, v, of)  # which nobody notes
+
+    solution = class_of(CLASS_EXERCISES["14.3"].solution)
+
+    def mine(rank: Any) -> Any:
+        return (yield from solution(ByHand(rank)))
+
+    found = BY_NAME["14.3"].judge(mine)
+    assert found.kind == "passed", found
+
+
+def test_another_kind_of_product_is_told():
+    text = CLASS_EXERCISES["14.4"].solution.replace(
+        "rank.attention(np.concatenate(queries, axis=1), rank.k, rank.v)",
+        "rank.attend(rank.k, rank.v, of=rank.index)",
+    )
+    found = BY_NAME["14.4"].judge(class_of(text))
+    assert found.kind != "passed" and found.step in BY_NAME["14.4"].slips, found
