@@ -236,12 +236,12 @@ def in_time(this: Ran, *, back: bool = False) -> Found | None:
     """Do K and V travel while products run? On the way `back` other things travel, too."""
     ranks = len(this.team)
     for rank, watched in enumerate(this.team):
-        sent = done = 0
+        left = done = 0
         for each in watched.log:
-            if isinstance(each, Call) and sent < min(done + 1, ranks - 1):
+            if isinstance(each, Call) and left < min(done + 1, ranks - 1):
                 why = f"rank {rank} computes product {done} before it sends the K and V of that product on"
                 return this.wrong("asked", "order", f"{why}: nothing travels meanwhile")
-            sent += isinstance(each, Message) and (not back or any(name[0] == "V" for name, _ in each.arrays))
+            left += isinstance(each, Message) and (not back or any(name[0] == "V" for name, _ in each.arrays))
             done += isinstance(each, Call)
     return None
 

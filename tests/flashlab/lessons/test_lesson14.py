@@ -208,6 +208,7 @@ def test_four_ranks_with_contiguous_rows_do_nothing_for_four_tenths_of_the_time(
 def test_a_link_is_a_tenth_of_hbm_and_a_network_a_sixtieth():
     rates = fl.parallel.rates("h100")
     assert 2_900e9 < rates.reading < 3_200e9 and "3,000 GB per second" in TEXT
+    assert 45e-6 < rates.latency < 60e-6 and "a latency of some 50 µs" in TEXT
     assert 9 < rates.reading / rates.link < 11 and 55 < rates.reading / rates.network < 65
     hosts = two_hosts()
     assert round(hosts.link / hosts.network) == 6 == round(rates.link / rates.network)
