@@ -29,6 +29,7 @@ from flashlab.lessons import (
     lesson13_extras,
     lesson13_kernels,
     lesson13_managers,
+    lesson14,
 )
 from simulator import Program
 
@@ -50,6 +51,7 @@ LESSONS = {
     "11": "The way back",
     "12": "One token at a time",
     "13": "Pages and a server's day",
+    "14": "Several GPUs",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
@@ -57,11 +59,15 @@ KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for ex
 TRITON_EXERCISES = {exercise.name: exercise for exercise in lesson06_triton.EXERCISES}
 """Those whose answer is a `.py` file, with a kernel in Triton."""
 CLASS_EXERCISES = {
-    exercise.name: exercise for module in (lesson13_managers, lesson13_extras) for exercise in module.EXERCISES
+    exercise.name: exercise
+    for module in (lesson13_managers, lesson13_extras, lesson14)
+    for exercise in module.EXERCISES
 }
-"""Those whose answer is a class."""
+"""Those whose answer is a class, or a function of a rank."""
 PREDICTIONS = {
-    prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
+    prediction.name: prediction
+    for module in (*_MODULES, *_KERNEL_MODULES, lesson14)
+    for prediction in module.PREDICTIONS
 }
 
 
@@ -90,13 +96,13 @@ def solution(name: str) -> Program:
 
 
 def class_solution(name: str) -> Any:
-    """The class of an exercise's solution.
+    """The class, or the function, of an exercise's solution.
 
     >>> manager = class_solution("13.2")(num_blocks=4, block_size=2)
     >>> manager.allocate_slots("a", 3), manager.tables
     (True, {'a': [3, 2]})
     """
-    names: dict[str, Any] = {"__name__": __name__}
+    names: dict[str, Any] = {"__name__": __name__, "fl": import_module("flashlab"), "np": numpy}
     text, file = CLASS_EXERCISES[name].solution, f"<solution {name}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     exec(compile(text, file, "exec"), names)

@@ -42,14 +42,17 @@ _DAY = 86_400
 
 
 def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
-    """Check a tile program, a class, or a `.cu` file, against an exercise: the verdict shows itself, and nothing is raised.
+    """Check a tile program, a class, a function of a rank, or a `.cu` file, against an exercise. The verdict shows itself.
+
+    Nothing is raised.
 
     The program runs in a child process, with limits on time and memory and a folder of its own, on problems drawn anew.
     `seconds` are of a processor's time, so a busy machine makes no hang; by the clock it may take four times as long. Its
     numbers must be right, and its bytes must equal the budget, tensor by tensor. That guards against accidents and short
     cuts; it is no sandbox for strangers' code, which runs with your rights.
 
-    A class is held to a model, by many histories of calls: the shortest that breaks it is shown.
+    A class is held to a model, by many histories of calls: the shortest that breaks it is shown. A function of a rank runs on
+    several ranks in NumPy, and its bytes on the link are counted.
 
     A `.cu` file is run on the emulator, which counts its bytes and finds its misuse of the machine, and, where there is a
     GPU, there too: its numbers are then the GPU's. What has wrong numbers or bytes runs in step with the solution, and the
@@ -69,12 +72,12 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     end = ".cu" if name in KERNEL_EXERCISES else ".py" if name in TRITON_EXERCISES else ""
     is_file = isinstance(answer, str | os.PathLike) and Path(answer).suffix in (".cu", ".py")  # pyright: ignore[reportUnknownArgumentType]
     if (Path(answer).suffix if is_file else "") != end:  # pyright: ignore[reportUnknownArgumentType]
-        a_class = "a class: the class itself, no text"
+        a_class = f"{CLASS_EXERCISES[name].asked}: the thing itself, no text" if name in CLASS_EXERCISES else ""
         a_file = f'the name of a {end} file, as in fl.check("mine{end}", exercise="{name}")'
         return Verdict(
             name,
             "usage",
-            f"exercise {name} takes {a_file if end else a_class if name in CLASS_EXERCISES else 'a tile program'}",
+            f"exercise {name} takes {a_file if end else a_class or 'a tile program'}",
         )
     if end and IN_A_BROWSER:
         needs = "a C++ compiler" if end == ".cu" else "Triton"

@@ -22,7 +22,7 @@ CHILD = "flashlab.lessons.class_child"
 
 
 def check(answer: Any, exercise: ClassExercise, seconds: float) -> Verdict:
-    """Judge a class by an exercise. Raises nothing."""
+    """Judge a class, or a function, by an exercise. Raises nothing."""
     if message := _refusal(answer, exercise):
         return Verdict(exercise.name, "usage", message)
     file = next(iter(_functions(answer).values())).__code__.co_filename
@@ -80,22 +80,21 @@ def _functions(answer: Any) -> dict[str, Any]:
 
 def _refusal(answer: Any, exercise: ClassExercise) -> str:
     """Why an answer can't be judged at all."""
-    asked = "; ".join(f"{name}({', '.join(parameters)})" for name, parameters in exercise.methods.items())
-    if not inspect.isclass(answer):
-        made = (
-            f": hand over {type(answer).__name__} itself, without brackets"
-            if type(answer).__module__ == "__main__"
-            else ""
-        )
-        return f"exercise {exercise.name} takes a class with {asked}, and this is {type(answer).__name__}{made}"
+    if not (inspect.isfunction if exercise.function else inspect.isclass)(answer):
+        own = type(answer).__module__ == "__main__"
+        made = f": hand over {type(answer).__name__} itself, without brackets" if own else ""
+        this = "a class" if inspect.isclass(answer) else type(answer).__name__
+        return f"exercise {exercise.name} takes {exercise.asked}, and this is {this}{made}"
     if answer.__module__.startswith("flashlab."):
         return f"{answer.__name__} is the library's own: the exercise is to write one"
-    for name, parameters in exercise.methods.items():
-        method = _functions(answer).get(name)
+    asked = {answer.__name__: exercise.function} if exercise.function else exercise.methods
+    for name, parameters in asked.items():
+        method, called = _functions(answer).get(name), f"{name}({', '.join(parameters)})"
         if method is None:
-            return f"{answer.__name__} has no method {name}({', '.join(parameters)})"
+            return f"{answer.__name__} has no method {called}"
         try:
-            inspect.signature(method).bind(None, *parameters)
+            inspect.signature(method).bind(*[None] * (not exercise.function), *parameters)
         except TypeError:
-            return f"{answer.__name__}.{name} takes {inspect.signature(method)}, and is called as {name}({', '.join(parameters)})"
+            whole = name if exercise.function else f"{answer.__name__}.{name}"
+            return f"{whole} takes {inspect.signature(method)}, and is called as {called}"
     return ""

@@ -8,7 +8,7 @@ from flashlab.parallel.formulas import count
 from flashlab.parallel.times import timeline
 from simulator import Problem
 
-__all__ = ["dealt", "waits"]
+__all__ = ["dealt", "turns", "waits"]
 
 LONG = Problem(batch=1, heads=32, len_q=32_768, head_dim=128, dtype="bfloat16", causal=True)
 RANKS = 4
@@ -36,6 +36,37 @@ def dealt() -> Drawing:
         text(12, 134 + side * chunks, "bars: pairs of chunks that a rank computes; keys go from left to right")
     )
     return Drawing("A causal square dealt to four ranks", 146 + side * chunks, shapes, figures)
+
+
+def turns() -> Drawing:
+    """A ring with its zigzag, step by step: whose keys each rank has, and which pairs of its chunks' rows it computes with them."""
+    chunks, side, shapes, figures = 2 * RANKS, 12, list[str](), dict[str, float]()
+    wide = side * chunks
+    for rank in range(RANKS):
+        left = 58 + (wide + 18) * rank
+        shapes.append(text(left + wide / 2, 18, f"rank {rank}", "middle"))
+        rows = layouts.rows("zigzag", chunks, RANKS, rank).tolist()
+        for step in range(RANKS):
+            of, top = (rank - step) % RANKS, 28 + (wide + 14) * step
+            some, keys, causal = layouts.seen("zigzag", rank, of, 2, 2, causal=True) or (slice(0), slice(0), False)
+            shown = [(r, k) for r in rows[some] for k in layouts.rows("zigzag", chunks, RANKS, of).tolist()[keys]]
+            shapes += [box(left, top + side * row, wide, side, GREY) for row in rows]
+            for row, key in shown:
+                x, y = left + side * key, top + side * row
+                if key < row or not causal:
+                    shapes.append(box(x, y, side, side, _COLOURS[of]))
+                elif key == row:  # a chunk on the diagonal is seen by half
+                    shapes.append(f'<path d="M{x} {y}v{side}h{side}z" fill="{_COLOURS[of]}"/>')
+            shapes.append(f'<path d="M{left} {top}v{wide}h{wide}z" fill="none" stroke="{INK}" stroke-width="0.6"/>')
+            figures[f"rank {rank}, step {step}"] = sum(0.5 if r == k else r > k for r, k in shown)
+            if not rank:
+                shapes.append(text(8, top + wide / 2 + 5, f"step {step}"))
+    end = 28 + (wide + 14) * RANKS
+    shapes += legend(
+        58, end + 14, {f"{'' if rank else 'keys of rank '}{rank}": _COLOURS[rank] for rank in range(RANKS)}
+    )
+    shapes.append(text(8, end + 38, "grey: the rows of a rank, all along; keys go from left to right"))
+    return Drawing("A causal ring with a zigzag, step by step", end + 50, shapes, figures)
 
 
 def waits() -> Drawing:

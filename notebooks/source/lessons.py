@@ -90,7 +90,7 @@ def markdown(text: str) -> Iterator[NotebookNode]:
 def exercise(this: Exercise | ClassExercise) -> Iterator[NotebookNode]:
     """Task, skeleton with its check, and folded: hints one by one, the solution."""
     yield posed(this)
-    name = re.search(r"(?m)^(?:@fl\.program.*\ndef|class) (\w+)", this.skeleton)[1]
+    name = re.search(r"(?m)^(?:@fl\.program.*\n)?(?:def|class) (\w+)", this.skeleton)[1]
     yield new_code_cell(f'{this.skeleton}\n\nfl.check({name}, exercise="{this.name}")')
     yield hints(this.hints, f"```python\n{this.solution}```")
 

@@ -1,4 +1,4 @@
-"""What lessons 03, 04, 06 to 09, 11 to 13 and `flashlab serve` show of docs/results, in one small file that is installed with the
+"""What lessons 03, 04, 06 to 09, 11 to 14 and `flashlab serve` show of docs/results, in one small file that is installed with the
 library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
@@ -90,6 +90,7 @@ def measured() -> dict[str, Any]:
         "pages": _decoding("paged_1"),
         "cascade": _decoding("cascade"),
         "served": _served(),
+        "parallel": _parallel(),
         "reading": {device: reading(device) for device in ("h100", "h200")},
         "computing": {device: computing(device) for device in ("h100", "h200")},
     }
@@ -140,6 +141,19 @@ def _served() -> dict[str, Any]:
         "shares": found.data["shares"],
         "sharing": found.data["sharing"],
         "found": [{key: row[key] for key in kept} for row in days],
+    }
+
+
+def _parallel() -> dict[str, Any]:
+    """Milliseconds of attention on two GPUs and on one, by scheme and length, there and back, beside what the timeline said; and of
+    decoding."""
+    known = results.find(ROOT / results.FOLDER, kind="parallel")
+    speed, decode = ([each for each in known if each.subject == name][-1] for name in ("speed", "decode"))
+    kept, of = ("contender", "length", "backward", "ms", "predicted"), ("contender", "keys", "ms")
+    return {
+        "measured": "; ".join(dict.fromkeys(f"{each.data['ranks']} GPUs, {said(each)}" for each in (speed, decode))),
+        "speed": [{key: row[key] for key in kept} for row in speed.data["speeds"]],
+        "decode": [{key: row[key] for key in of} for row in decode.data["decodes"]],
     }
 
 

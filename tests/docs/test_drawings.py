@@ -288,6 +288,16 @@ def test_a_causal_square_is_dealt_pair_by_pair() -> None:
     assert len(cells) == 2 * sum(range(8))
 
 
+def test_each_rank_computes_as_many_pairs_in_each_step() -> None:
+    drawing = several.turns()
+    assert set(drawing.figures.values()) == {2.0} and len(drawing.figures) == 16
+    squares, triangles = (
+        sum(len(filled(drawing, each)) for each in (BLUE, ORANGE, GREEN, PINK)),
+        drawing.svg.count("h12z"),
+    )
+    assert squares + triangles / 2 == sum(drawing.figures.values()) and triangles == 8
+
+
 def test_ranks_wait_as_long_as_the_timeline_says() -> None:
     drawing = several.waits()
     assert drawing.figures["contiguous"] > 1.7 * drawing.figures["zigzag"]

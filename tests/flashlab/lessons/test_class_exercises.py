@@ -87,8 +87,9 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception):
 
 
 def test_each_exercise_has_eight_misconceptions_of_different_names():
+    """Those of lesson 14 are in a file of their own."""
     assert len({(m.exercise, m.name) for m in MISCONCEPTIONS}) == len(MISCONCEPTIONS)
-    assert min(Counter(m.exercise for m in MISCONCEPTIONS)[name] for name in CLASS_EXERCISES) >= 8
+    assert min(Counter(m.exercise for m in MISCONCEPTIONS)[name] for name in CLASS_EXERCISES if name[:2] == "13") >= 8
 
 
 @pytest.mark.usefixtures("without_child")
