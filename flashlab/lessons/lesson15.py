@@ -26,6 +26,11 @@ HEADS, DIM, ROPE = 128, 128, 64
 class LatentCase(DecodingCase):
     """A case over latent rows. What bends the scores are numbers with a position: the values don't have them."""
 
+    @property
+    def shapes(self) -> str:
+        p = self.problem
+        return f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, latent {(p.batch, 1, p.len_kv, p.head_dim)}"
+
     def arrays(self) -> dict[str, Array]:
         p, given = self.problem, LATENT.draw(self.problem, self.seed)
         if any(self.level):

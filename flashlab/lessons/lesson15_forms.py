@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashlab.lessons.asked import Asked, judged, near, softmax
 from flashlab.lessons.class_exercise import ClassExercise, Found
-from flashlab.lessons.lesson15 import DIM, HEADS, ROPE, Form, absorbed, unfolded
+from flashlab.lessons.lesson15 import DIM, HEADS, ROPE, Form, absorbed, crossing, unfolded
 from simulator import DEVICES
 from simulator.dtypes import Array
 from simulator.operations.latent import HEAD_DIM, HEAD_DIM_V
@@ -137,6 +138,10 @@ class Asking(NamedTuple):
         queries = "1 query" if self.queries == 1 else f"{self.queries:,} queries"
         return f"{self.heads} heads, {queries}, {self.keys:,} keys, {self.device}"
 
+    def least(self, cost: Callable[[Form], float]) -> str:
+        """The form that costs less."""
+        return min(FORMS, key=lambda form: cost(FORMS[form](*self[:3])))
+
     def seconds(self, form: str) -> float:
         return FORMS[form](*self[:3]).seconds(*self.gpu)
 
@@ -155,94 +160,77 @@ DAY = [
     Asking(heads, queries, keys, device)
     for device, heads in product(("h200", "h100", "l4"), (16, HEADS))
     for keys in (512, 4096, 65_536)
-    for queries in (1, 4, 100, 128, 135, 160, 169, 173, 178, 183, 200, 236, 245, 300, 512, 2048)
+    for queries in (1, 4, 100, 127, 135, 160, 169, 173, 178, 183, 200, 236, 245, 300, 512, 2048)
     if queries <= keys
 ]
 """Requests of a day: one new token, drafts, and prompts after a prefix that is there. Many lie where the forms are about equal."""
-EQUAL = 1e-9
-"""Within this, relative, both forms take the same time."""
 
 
-def cost_slips(form: str, heads: int, queries: int, keys: int) -> dict[str, tuple[float, float]]:
-    """What is wrong with (bytes, FLOPs) of a form, each a sentence. What isn't meant by it is NaN, which nothing equals."""
-    none, (nbytes, flops) = float("nan"), FORMS[form](heads, queries, keys)
-    row, rows = 2 * keys * HEAD_DIM, heads * queries
-    found = {
-        "bytes: these are elements, of 2 bytes each": (nbytes / 2, none),
-        "FLOPs: a multiply-add is two": (none, flops / 2),
-    }
+def cost_slips(form: str, heads: int, queries: int, keys: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Wrong bytes of a form, and wrong FLOPs, by what is wrong with them."""
+    (nbytes, flops), row, rows = FORMS[form](heads, queries, keys), 2 * keys * HEAD_DIM, heads * queries
+    matrix = DIM * HEAD_DIM_V
+    always = {"these are elements, of 2 bytes each": nbytes / 2}, {"a multiply-add is two FLOPs": flops / 2}
     if form == "absorbed":
-        pair, both, matrix = HEAD_DIM + HEAD_DIM_V, 2 * DIM * HEAD_DIM_V, DIM * HEAD_DIM_V
-        return found | {
-            "bytes: a row for each head, and all heads share it": (row * heads, none),
-            "bytes: V is read once more, and it lies inside of the row": (2 * keys * pair, none),
-            "bytes: the 64 numbers with the position are in the row, too": (2 * keys * HEAD_DIM_V, none),
-            "bytes: a row for each query, and all queries share it": (row * queries, none),
-            "FLOPs: queries absorb A, and outputs get B: that is missing": (none, 2 * rows * keys * pair),
-            "FLOPs: of the two matrices one is missing": (none, 2 * rows * (keys * pair + matrix)),
-            "FLOPs: a score takes 576 multiply-adds, and a value 512": (
-                none,
-                2 * rows * (2 * keys * HEAD_DIM_V + both),
-            ),
-            "FLOPs: a value takes 512 multiply-adds, not 576": (none, 2 * rows * (2 * keys * HEAD_DIM + both)),
-            "FLOPs: each head computes": (none, flops / heads),
-            "FLOPs: matrices are applied to queries, not to keys": (none, 2 * heads * keys * (queries * pair + both)),
-        }
+        pair, both = HEAD_DIM + HEAD_DIM_V, 2 * matrix
+        return always[0] | {
+            "a row for each head, and all heads share it": row * heads,
+            "a row for each query, and all queries share it": row * queries,
+            "V is read once more, and it lies inside of the row": 2 * keys * pair,
+            "the 64 numbers with the position are in the row, too": 2 * keys * HEAD_DIM_V,
+        }, always[1] | {
+            "queries absorb A, and outputs get B: that is missing": 2 * rows * keys * pair,
+            "of the two matrices one is missing": 2 * rows * (keys * pair + matrix),
+            "a score takes 576 multiply-adds, not 512": 2 * rows * (2 * keys * HEAD_DIM_V + both),
+            "a value takes 512 multiply-adds, not 576": 2 * rows * (2 * keys * HEAD_DIM + both),
+            "each head computes": flops / heads,
+            "matrices are applied to queries, not to keys": 2 * heads * keys * (queries * pair + both),
+        }  # fmt: skip
     made, pairs = 2 * keys * heads * (2 * DIM + ROPE), 2 * rows * keys * (2 * DIM + ROPE)
-    return found | {
-        "bytes: what is unfolded is written, and then read": (row + made, none),
-        "bytes: to unfold rows, they are read": (2 * made, none),
-        "bytes: a key has the 64 numbers with the position, too": (row + 2 * 2 * keys * heads * 2 * DIM, none),
-        "bytes: each head has keys and values of its own": (row + 2 * made // heads, none),
-        "FLOPs: keys and values have to be made, and that is missing": (none, pairs),
-        "FLOPs: keys are made, and values are, too": (none, pairs + 2 * heads * keys * DIM * HEAD_DIM_V),
-        "FLOPs: a score takes 192 multiply-adds": (none, flops - 2 * rows * keys * ROPE),
-        "FLOPs: keys are made once for all queries": (none, pairs + 2 * rows * keys * 2 * DIM * HEAD_DIM_V),
-        "FLOPs: each head makes its own keys and values": (none, pairs + 2 * keys * 2 * DIM * HEAD_DIM_V),
+    return always[0] | {
+        "what is unfolded is written, and then read": row + made,
+        "to unfold rows, they are read": 2 * made,
+        "a key has the 64 numbers with the position, too": row + 2 * 2 * keys * heads * 2 * DIM,
+        "each head has keys and values of its own": row + 2 * made / heads,
+    }, always[1] | {
+        "keys and values have to be made, and that is missing": pairs,
+        "keys are made, and values are, too": pairs + 2 * heads * keys * matrix,
+        "a score takes 192 multiply-adds": flops - 2 * rows * keys * ROPE,
+        "keys and values are made once for all queries": pairs + 2 * rows * keys * 2 * matrix,
+        "each head makes its own keys and values": pairs + 2 * keys * 2 * matrix,
     }  # fmt: skip
 
 
-def choice_slips() -> Iterator[tuple[str, Callable[[Asking], str]]]:
-    """Rules that don't choose the best, and what they forget."""
-
-    def least(cost: Callable[[Form, Asking], float]) -> Callable[[Asking], str]:
-        return lambda x: min(FORMS, key=lambda form: cost(FORMS[form](*x[:3]), x))
-
-    yield "it looks at bytes alone", least(lambda form, x: form.nbytes)
-    yield "it looks at FLOPs alone", least(lambda form, x: form.flops)
-    yield (
-        "it adds up both times: a GPU reads while it computes, so the slower of both counts",
-        least(lambda form, x: form.nbytes / x.gpu[0] + form.flops / x.gpu[1]),
-    )
-    yield (
-        "it takes the faster of both times: the slower one decides",
-        least(lambda form, x: min(form.nbytes / x.gpu[0], form.flops / x.gpu[1])),
-    )
-    yield "bytes and FLOPs are compared as they are: make seconds of both", least(lambda form, x: max(form))
-    yield (
-        "it takes the form that is slower",
-        lambda x: max(FORMS, key=x.seconds),
-    )
-    yield "rates are exchanged", least(lambda form, x: form.seconds(x.gpu[1], x.gpu[0]))
-    yield "it is always the absorbed one", lambda x: "absorbed"
-    yield "it is always the unfolded one", lambda x: "unfolded"
-    yield "it goes by the number of queries alone", lambda x: "absorbed" if x.queries <= 170 else "unfolded"
-    yield "it asks whether there is one query", lambda x: "absorbed" if x.queries == 1 else "unfolded"
+CHOICE_SLIPS: Mapping[str, Callable[[Asking], str]] = {
+    "it is always the absorbed form, as if bytes alone counted": lambda x: "absorbed",
+    "it is always the unfolded form": lambda x: "unfolded",
+    "it looks at FLOPs alone, and bytes take time as well": lambda x: x.least(lambda form: form.flops),
+    "it adds up both times, and a GPU reads while it computes: the slower of both counts": lambda x: x.least(
+        lambda form: form.nbytes / x.gpu[0] + form.flops / x.gpu[1]
+    ),
+    "it takes the form that is slower": lambda x: max(FORMS, key=x.seconds),
+    "it asks whether there is one query, and a few are like one": lambda x: (
+        "absorbed" if x.queries == 1 else "unfolded"
+    ),
+    "it goes by the number of queries, and keys and GPU count as well": lambda x: (
+        "absorbed" if x.queries < crossing() else "unfolded"
+    ),
+}
+"""Rules that don't choose the best, by what they forget."""
 
 
 def _costs(answer: Asked, form: str, x: Asking) -> None:
     """Bytes and FLOPs of a form, as the answer counts them."""
     answer.case = str(x).rpartition(",")[0]  # no GPU
     found: Any = answer.call(form, *x[:3])
-    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(n, int | float) for n in found):  # pyright: ignore
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(n, Real) for n in found):  # pyright: ignore
         raise answer.wrong("usage", form, f"it returns {found!r}, and two numbers belong here: (bytes, flops)")
-    for n, due in enumerate(FORMS[form](*x[:3])):
-        if not near(found[n], due, 1e-12):
-            slips = cost_slips(form, *x[:3]).items()
-            what = ("bytes", "FLOPs")[n]
-            why = next((said for said, wrong in slips if near(found[n], wrong[n], 1e-12)), what)
-            kind = "arithmetic" if n else "bytes"
-            raise answer.wrong(kind, form, f"{why}. It says {found[n]:,}, and it should be {due:,}")
+    for what, kind, mine, due, slips in zip(
+        ("bytes", "FLOPs"), ("bytes", "arithmetic"), found, FORMS[form](*x[:3]), cost_slips(form, *x[:3]), strict=True
+    ):
+        if not near(mine, due, 1e-12):
+            why = next((f": {said}" for said, wrong in slips.items() if near(mine, wrong, 1e-12)), "")
+            raise answer.wrong(kind, form, f"it says {mine:,} {what}, and there are {due:,}{why}")
 
 
 @judged
@@ -261,9 +249,11 @@ def _choice(answer: Asked) -> Found:
             raise answer.wrong("usage", "choose", said)
         spent = [time + x.seconds(form) for time, form in zip(spent, (chosen[x], *FORMS), strict=True)]
     for x, form in chosen.items():
-        if x.seconds(form) > x.seconds(x.best) * (1 + EQUAL):
+        if form != x.best:
             answer.case = str(x)
-            why = next((f": {said}" for said, rule in choice_slips() if all(rule(y) == chosen[y] for y in DAY)), "")
+            why = next(
+                (f": {said}" for said, rule in CHOICE_SLIPS.items() if all(rule(y) == chosen[y] for y in DAY)), ""
+            )
             took = [f"{x.seconds(each) * 1e6:.4g} µs" for each in (form, x.best)]
             message = f"it chooses {form}, which takes {took[0]}, and {x.best} takes {took[1]}"
             raise answer.wrong("asked", "choose", message + why)
