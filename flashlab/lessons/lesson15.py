@@ -10,7 +10,7 @@ from typing import NamedTuple
 from flashlab.lessons.exercise import APART, FAR, SCALE, Budget, Case, Exercise, Truth, levelled
 from flashlab.lessons.lesson12 import FALLING, DecodingCase
 from flashlab.lessons.prediction import Prediction
-from simulator import DEVICES, Counts, Problem, Tile, count
+from simulator import DEVICES, Problem, Tile, count
 from simulator.config import padded
 from simulator.dtypes import Array
 from simulator.operations.latent import HEAD_DIM, HEAD_DIM_V, LATENT, latent_problem
@@ -134,16 +134,21 @@ class Cache(NamedTuple):
         return self.token / gpu.bandwidth * 1e9, queries * self.flops / gpu.flops("bfloat16") * 1e9
 
 
-def counts_of(name: str, heads: int = HEADS, queries: int = 1, keys: int = 4096) -> Counts:
-    """What the machine counts of a launch of decoding over one of the four caches, by its name in `CACHES`."""
-    p = Problem(batch=1, heads=heads, len_q=queries, len_kv=keys, head_dim=DIM, dtype="bfloat16")
-    if name == "one latent row":
-        return count("mla", latent_problem(heads=heads, len_q=queries, len_kv=keys), device="h200")
-    if name != "128 heads":
-        p = p.replace(kv_heads=8)
-    if name == "8 heads, 8 bits":
-        p = p.replace(kv_dtype="int8", k_scale="token", v_scale="token")
-    return count("flash_decoding", p, device="h200")
+def cached(name: str, keys: int = 4096) -> float:
+    """Bytes that a launch of decoding reads of one of the four caches for each key, as the machine counts them.
+
+    >>> cached("one latent row")
+    1152.0
+    """
+    p = Problem(batch=1, heads=HEADS, kv_heads=8, len_q=1, len_kv=keys, head_dim=DIM, dtype="bfloat16")
+    posed = {
+        "128 heads": ("flash_decoding", p.replace(kv_heads=HEADS)),
+        "8 heads": ("flash_decoding", p),
+        "one latent row": ("mla", latent_problem(heads=64, len_kv=keys)),  # as many heads as a tile has rows: one read
+        "8 heads, 8 bits": ("flash_decoding", p.replace(kv_dtype="int8", k_scale="token", v_scale="token")),
+    }
+    moved = count(posed[name][0], posed[name][1], device="h200").by_tensor
+    return sum(moved[x].hbm_read for x in ("k", "v", "k_scale", "v_scale", "latent") if x in moved) / keys
 
 
 _PLAIN = 2 * HEADS * 2 * DIM
