@@ -35,8 +35,8 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, OUTPUTS, RESULTS = ROOT / "notebooks", ROOT / "notebooks" / "outputs", ROOT / results.FOLDER
-IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[1-3]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
-"""Lessons that a browser's Python can run. From 05 on they compile kernels, and 11 to 13 do so in single exercises only."""
+IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[1-5]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
+"""Lessons that a browser's Python can run. From 05 on they compile kernels, 11 to 13 in single exercises only, and the last ones none."""
 
 
 def write(docs: Path, *, few: bool = False) -> None:
@@ -85,7 +85,7 @@ def lessons_page() -> str:
         "# Lessons: attention, from memory to Hopper\n\n"
         "You predict each result, run it, and count it. Each lesson has exercises whose answers are judged, with the step that "
         "went wrong named. None needs a GPU. Lessons 05 to 07 and 10 to 13 need a C++ compiler. In a checkout `make lab` opens "
-        "them, and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 also run in the browser, and 11 to 13 "
+        "them, and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 also run in the browser, and 11 to 15 "
         "but for their CUDA.\n\n"
         f"{results.markdown_table(('lesson', 'reading', 'exercises'), rows)}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"

@@ -111,7 +111,7 @@ def class_solution(name: str) -> Any:
     >>> manager.allocate_slots("a", 3), manager.tables
     (True, {'a': [3, 2]})
     """
-    names: dict[str, Any] = {"__name__": __name__}
+    names: dict[str, Any] = {"__name__": __name__, "np": numpy}
     text, file = CLASS_EXERCISES[name].solution, f"<solution {name}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     exec(compile(text, file, "exec"), names)

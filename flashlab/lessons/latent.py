@@ -35,10 +35,10 @@ def forms() -> Drawing:
     row = count("mla", latent_problem(heads=rows, len_kv=KEYS), device="h200")
     whole = count("flash2", plain, tile=(rows, 64), device="h200")
     figures: dict[str, float] = {
-        "bytes read for a key, absorbed": row.by_tensor["latent"].hbm_read / KEYS,
-        "bytes read for a key, unfolded": (whole.by_tensor["k"].hbm_read + whole.by_tensor["v"].hbm_read) / KEYS,
-        "FLOPs of a pair, absorbed": row.flops.matmul / KEYS / rows,
-        "FLOPs of a pair, unfolded": whole.flops.matmul / KEYS / rows / HEADS,
+        "bytes read for a key, absorbed": row.by_tensor["latent"].hbm_read // KEYS,
+        "bytes read for a key, unfolded": (whole.by_tensor["k"].hbm_read + whole.by_tensor["v"].hbm_read) // KEYS,
+        "FLOPs of a pair, absorbed": row.flops.matmul // (KEYS * rows),
+        "FLOPs of a pair, unfolded": whole.flops.matmul // (KEYS * rows * HEADS),
         "queries at which both take as long": crossing("h200", keys=KEYS),
     }
     shapes, colours, numbers = list[str](), {"absorbed": GREEN, "unfolded": BLUE}, list(figures.values())

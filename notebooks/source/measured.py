@@ -1,5 +1,5 @@
-"""What lessons 03, 04, 06 to 09, 11 to 13, 15 and `flashlab serve` show of docs/results, in one small file that is installed with the
-library.
+"""What lessons 03, 04, 06 to 09, 11 to 13, 15 and `flashlab serve` show of docs/results, in one small file that is installed with
+the library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
 

@@ -20,7 +20,7 @@ def my_latent(m, q, latent, problem, tile):
             k_j = block.load(latent, j, tile.cols)  # solution
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)  # solution
-            # nobody sees what lies behind the last key, and with a causal mask no query sees a later token
+            # no query sees what lies behind the last key, and with a causal mask no query sees a later token
             s = block.mask(s, block.i, j, group=group)  # solution
             block.step("update")
             m_new = block.maximum(m_i, s.max())
