@@ -36,7 +36,7 @@ from flashlab.measure import results
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, OUTPUTS, RESULTS = ROOT / "notebooks", ROOT / "notebooks" / "outputs", ROOT / results.FOLDER
 IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[1-5]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
-"""Lessons that a browser's Python can run. From 05 on they compile kernels, 11 to 13 in single exercises only, and the last ones none."""
+"""Lessons that a browser's Python can run. 05 to 10 compile kernels, 11 to 13 do so in single exercises, the last ones don't."""
 
 
 def write(docs: Path, *, few: bool = False) -> None:
