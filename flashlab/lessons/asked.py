@@ -19,7 +19,7 @@ class Wrong(Exception):
     """What is wrong with an answer, as `Found`."""
 
     def __init__(self, kind: str, step: str, message: str, called: str) -> None:
-        self.found = Found(kind, f"{step}: {message}", step, (f"{called}  ✘ {message}",))
+        self.found = Found(kind, f"{step}: {message}", step, (f"{called}  ✘",))
 
 
 class Asked:
@@ -40,7 +40,7 @@ class Asked:
             raise self.wrong("crash", step, f"it raises {raised(error, self._made)}") from None
 
     def wrong(self, kind: str, step: str, message: str) -> Wrong:
-        return Wrong(kind, step, f"{message} ({self.case})", f"{step}(…), {self.case}")
+        return Wrong(kind, step, message, f"{step}, with {self.case}")
 
     def array(self, step: str, found: Any, due: Array, slips: Slips, close: float = 1e-10) -> None:
         """Hold an array to what is due: to `close` of its largest element. The first slip that gives the same is named."""

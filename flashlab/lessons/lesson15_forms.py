@@ -225,12 +225,11 @@ def _costs(answer: Asked, form: str, x: Asking) -> None:
     found: Any = answer.call(form, *x[:3])
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(n, Real) for n in found):  # pyright: ignore
         raise answer.wrong("usage", form, f"it returns {found!r}, and two numbers belong here: (bytes, flops)")
-    for what, kind, mine, due, slips in zip(
-        ("bytes", "FLOPs"), ("bytes", "arithmetic"), found, FORMS[form](*x[:3]), cost_slips(form, *x[:3]), strict=True
-    ):
+    slips = cost_slips(form, *x[:3])
+    for what, mine, due, looks in zip(("bytes", "FLOPs"), found, FORMS[form](*x[:3]), slips, strict=True):
         if not near(mine, due, 1e-12):
-            why = next((f": {said}" for said, wrong in slips.items() if near(mine, wrong, 1e-12)), "")
-            raise answer.wrong(kind, form, f"it says {mine:,} {what}, and there are {due:,}{why}")
+            why = next((f": {said}" for said, wrong in looks.items() if near(mine, wrong, 1e-12)), "")
+            raise answer.wrong("numbers", form, f"it says {mine:,} {what}, and there are {due:,}{why}")
 
 
 @judged
