@@ -35,9 +35,7 @@ class LatentCase(DecodingCase):
         p, given = self.problem, LATENT.draw(self.problem, self.seed)
         if any(self.level):
             rows, latent = (given[name][..., ::-1] for name in ("q", "latent"))
-            packed = rows.swapaxes(1, 2).reshape(
-                p.batch, 1, -1, HEAD_DIM
-            )  # heads are rows, and every other one is apart
+            packed = rows.swapaxes(1, 2).reshape(p.batch, 1, -1, HEAD_DIM)  # heads are rows: every other one is apart
             packed, latent = levelled(packed, latent, p.scale, self.level, self.apart)
             rows = packed.reshape(p.batch, p.len_q, p.heads, HEAD_DIM).swapaxes(1, 2)
             given = {"q": rows[..., ::-1].copy(), "latent": latent[..., ::-1].copy()}

@@ -197,7 +197,7 @@ def _int8(answer: Asked) -> Found:
         of = {name: codes.astype(float) * scales.astype(float) for name, (codes, scales) in stored.items()}
         told.append("{}: K {:.2%}, V {:.2%}".format(answer.case, *_apart(answer, given, of)))
         tokens = len(given.k)
-        budget = [(f"{n.upper()}", "stored", sum(y.nbytes for y in x), tokens * (DIM + 4)) for n, x in stored.items()]
+        budget = [(n.upper(), "stored", sum(y.nbytes for y in x), tokens * (DIM + 4)) for n, x in stored.items()]
     return Found(
         "passed",
         f"{len(caches)} caches, each held to what its codes stand for",
