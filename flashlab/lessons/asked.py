@@ -44,10 +44,9 @@ class Asked:
 
     def array(self, step: str, found: Any, due: Array, slips: Slips, close: float = 1e-10) -> None:
         """Hold an array to what is due: to `close` of its largest element. The first slip that gives the same is named."""
+        what = type(found).__name__
         if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":  # pyright: ignore[reportUnknownMemberType]
-            raise self.wrong(
-                "usage", step, f"it returns {type(found).__name__}, and an array {due.shape} of numbers belongs here"
-            )
+            raise self.wrong("usage", step, f"it returns {what}, and an array {due.shape} of numbers belongs here")
         mine = np.asarray(found, np.float64)
         if mine.shape == due.shape and near(mine, due, close):
             return

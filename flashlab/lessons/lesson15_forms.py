@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import product
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -225,8 +225,8 @@ def _costs(answer: Asked, form: str, x: Asking) -> None:
     found: Any = answer.call(form, *x[:3])
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(n, Real) for n in found):  # pyright: ignore
         raise answer.wrong("usage", form, f"it returns {found!r}, and two numbers belong here: (bytes, flops)")
-    slips = cost_slips(form, *x[:3])
-    for what, mine, due, looks in zip(("bytes", "FLOPs"), found, FORMS[form](*x[:3]), slips, strict=True):
+    slips, costs = cost_slips(form, *x[:3]), cast("tuple[float, float]", found)
+    for what, mine, due, looks in zip(("bytes", "FLOPs"), costs, FORMS[form](*x[:3]), slips, strict=True):
         if not near(mine, due, 1e-12):
             why = next((f": {said}" for said, wrong in looks.items() if near(mine, wrong, 1e-12)), "")
             raise answer.wrong("numbers", form, f"it says {mine:,} {what}, and there are {due:,}{why}")

@@ -61,8 +61,9 @@ class Codes(np.ndarray):  # pyright: ignore[reportMissingTypeArgument]
 def _stored(answer: Asked, x: Array, what: str) -> tuple[Array, Array]:
     """Codes and scales of "K" or "V", held to what eight bits can say."""
     found: Any = answer.call("store", x.copy())
+    returned = type(found).__name__
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(y, np.ndarray) for y in found):  # pyright: ignore
-        said = f"it returns {type(found).__name__}, and two arrays belong here: codes and scales"
+        said = f"it returns {returned}, and two arrays belong here: codes and scales"
         raise answer.wrong("usage", "store", said)
     for name, y, shape, dtype in zip(
         ("codes", "scales"),
