@@ -17,9 +17,11 @@ from flashlab.lessons.catalogue import CLASS_EXERCISES, EXERCISES, class_solutio
 from flashlab.lessons.lesson07 import measured
 from flashlab.lessons.lesson15 import CACHES, HEADS, absorbed, cached, crossing, token_bytes, unfolded
 from flashlab.lessons.lesson15_forms import CHOICE_SLIPS, DAY, Layer
+from flashlab.player.grid import operation_of, roles_of
 from simulator import Problem, Tile
 from simulator.operations.attention import ATTENTION
 from simulator.operations.latent import LATENT, latent_problem
+from simulator.operations.paged import PAGED
 from tests.flashlab.lessons.answers import class_of
 from tests.flashlab.lessons.class_misconceptions import MISCONCEPTIONS as OF_CLASSES
 from tests.flashlab.lessons.misconceptions import MISCONCEPTIONS
@@ -359,3 +361,19 @@ def test_what_the_text_says_of_k_and_v():
     plain = lesson15_int8.kept()["100 tokens"]
     of_k, of_v = cache.errors(*plain)
     assert of_k == pytest.approx(of_v, rel=0.1)  # "on normal random numbers it's a draw"
+
+
+def test_the_player_knows_what_a_program_of_ones_own_computes():
+    """By its inputs. So it shows S over latent rows, and over pages."""
+    x = LATENT.draw(latent_problem(heads=2, len_kv=40, dtype="float16"))
+    trace = fl.simulate(solution("15.2"), **x, tile=(16, 32), trace=(0, 0)).trace
+    assert (
+        trace is not None
+        and operation_of(trace) is LATENT
+        and roles_of(trace, Problem(**trace.problem))["latent"] == "keys"
+    )
+    p = Problem(batch=1, heads=2, len_q=1, len_kv=40, head_dim=64, dtype="float16")
+    of_pages = PAGED.draw(p.replace(page_size=16))
+    for name, arrays, due in (("13.1", of_pages, PAGED), ("12.1", ATTENTION.draw(p), ATTENTION)):
+        trace = fl.simulate(solution(name), **arrays, tile=(16, 32), trace=(0, 0)).trace
+        assert trace is not None and operation_of(trace) is due
