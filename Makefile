@@ -8,7 +8,7 @@
 # make lab        open JupyterLab at the first lesson, in flashlab-lessons: copies that no cell has run in
 # make lessons    renew notebooks/*.ipynb, which have no outputs, and run them into notebooks/outputs, for the site
 # make docs       build the site into out/site, and make lite
-# make lite       build out/site/lite: lessons 00 to 04, 11 to 14 in JupyterLite, whose Python (Pyodide) runs in the browser
+# make lite       build out/site/lite: lessons 00 to 04, 11 to 15 in JupyterLite, whose Python (Pyodide) runs in the browser
 # make figures    draw README, pages, tables and pictures anew from docs/results
 # make stale      list what was measured of older kernels, with the commands that measure it again
 # make lock       renew requirements/*.txt

@@ -36,8 +36,8 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, OUTPUTS, RESULTS = ROOT / "notebooks", ROOT / "notebooks" / "outputs", ROOT / results.FOLDER
-IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[1-4]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
-"""Lessons that a browser's Python can run. From 05 on they compile kernels, and 11 to 13 do so in single exercises only."""
+IN_THE_BROWSER = tuple(sorted(path.name for n in ("0[0-4]", "1[1-5]") for path in NOTEBOOKS.glob(f"{n}_*.ipynb")))
+"""Lessons that a browser's Python can run. 05 to 10 compile kernels, 11 to 13 do so in single exercises, the last ones don't."""
 
 
 def write(docs: Path, *, few: bool = False) -> None:
@@ -86,8 +86,8 @@ def lessons_page() -> str:
         "# Lessons: attention, from memory to Hopper\n\n"
         "You predict each result, run it, and count it. Each lesson has exercises whose answers are judged, with the step that "
         "went wrong named. None needs a GPU. Lessons 05 to 07 and 10 to 13 need a C++ compiler. In a checkout `make lab` opens "
-        "them, and where flashlab is installed `flashlab lessons` does; lessons 00 to 04 and 14 also run in the browser, and 11 "
-        "to 13 but for their CUDA.\n\n"
+        "them, and where flashlab is installed `flashlab lessons` does; lessons 00 to 04, 14 and 15 also run in the browser, and "
+        "11 to 13 but for their CUDA.\n\n"
         f"{results.markdown_table(('lesson', 'reading', 'exercises'), rows)}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )

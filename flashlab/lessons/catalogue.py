@@ -30,10 +30,25 @@ from flashlab.lessons import (
     lesson13_kernels,
     lesson13_managers,
     lesson14,
+    lesson15,
+    lesson15_forms,
+    lesson15_int8,
 )
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09, lesson11, lesson12, lesson13)
+_MODULES = (
+    lesson00,
+    lesson01,
+    lesson02,
+    lesson03,
+    lesson04,
+    lesson08,
+    lesson09,
+    lesson11,
+    lesson12,
+    lesson13,
+    lesson15,
+)
 _KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10, lesson11_kernels, lesson12_kernels, lesson13_kernels)
 
 LESSONS = {
@@ -52,17 +67,15 @@ LESSONS = {
     "12": "One token at a time",
     "13": "Pages and a server's day",
     "14": "Several GPUs",
+    "15": "What a cache costs",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
 """Those whose answer is a `.cu` file."""
 TRITON_EXERCISES = {exercise.name: exercise for exercise in lesson06_triton.EXERCISES}
 """Those whose answer is a `.py` file, with a kernel in Triton."""
-CLASS_EXERCISES = {
-    exercise.name: exercise
-    for module in (lesson13_managers, lesson13_extras, lesson14)
-    for exercise in module.EXERCISES
-}
+_CLASS_MODULES = (lesson13_managers, lesson13_extras, lesson14, lesson15_forms, lesson15_int8)
+CLASS_EXERCISES = {exercise.name: exercise for module in _CLASS_MODULES for exercise in module.EXERCISES}
 """Those whose answer is a class, or a function of a rank."""
 PREDICTIONS = {
     prediction.name: prediction

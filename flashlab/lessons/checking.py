@@ -379,10 +379,8 @@ def _said(case: Case) -> str:
     """A case by the shapes of its arrays, as NumPy says them."""
     p = case.problem
     pages = [f"in pages of {p.page_size}"] if p.page_size else []
-    keys = p.batch, p.kv_heads, p.len_kv
-    shapes = f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.head_dim_v)}"
     return ", ".join(
-        [shapes, *pages, p.dtype, *p.words, f"device {case.device}" if case.own_tile else f"tile {case.tile}"]
+        [case.shapes, *pages, p.dtype, *p.words, f"device {case.device}" if case.own_tile else f"tile {case.tile}"]
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
+from flashlab.lessons.latent import caches, forms
 from flashlab.lessons.paging import copied, pages
 from flashlab.lessons.pipelines import cp_async, ping_pong, tma
 from flashlab.lessons.several import dealt, turns, waits
@@ -380,7 +381,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     draw.__name__: draw
     for draw in (
         memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, token, tree, idle, recomputed, swapped,
-        unstored, pages, copied, dealt, turns, waits,
+        unstored, pages, copied, dealt, turns, waits, caches, forms,
     )
 }  # fmt: skip
 """The drawings by name, in the order of docs/in-pictures.md."""

@@ -52,6 +52,12 @@ class Case:
     heads_are_rows: ClassVar[bool] = False
     """Are the query heads of a group rows of one tile? Then a block is theirs together."""
 
+    @property
+    def shapes(self) -> str:
+        """What the program gets, in words."""
+        p, keys = self.problem, (self.problem.batch, self.problem.kv_heads, self.problem.len_kv)
+        return f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.head_dim_v)}"
+
     def inputs(self) -> tuple[Array, Array, Array]:
         """q, k and v, `(batch, heads, length, …)`."""
         q, k, v = (x * x.dtype.type(self.spread) for x in random_inputs(self.problem, self.seed))

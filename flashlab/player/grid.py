@@ -148,9 +148,12 @@ def _is_part(transfer: Transfer) -> bool:
 
 
 def operation_of(trace: Trace) -> Operation:
-    """The operation that a trace is of. That of a program of one's own is attention."""
-    row = CATALOGUE.get(trace.algorithm)
-    return row.operation if row else ATTENTION
+    """The operation that a trace is of. That of a program of one's own is the first one which has its inputs, or attention."""
+    if row := CATALOGUE.get(trace.algorithm):
+        return row.operation
+    given = {name for name, shape in trace.tensors.items() if shape.role == "input"}
+    fits = (row.operation for row in CATALOGUE.values() if given <= {x.name for x in row.operation.inputs})
+    return next(fits, ATTENTION)
 
 
 def roles_of(trace: Trace, problem: Problem) -> dict[str, str]:

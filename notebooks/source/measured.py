@@ -1,4 +1,4 @@
-"""What lessons 03, 04, 06 to 09, 11 to 14 and `flashlab serve` show of docs/results, in one small file that is installed with the
+"""What lessons 03, 04, 06 to 09, 11 to 15 and `flashlab serve` show of docs/results, in one small file that is installed with the
 library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
@@ -89,6 +89,9 @@ def measured() -> dict[str, Any]:
         "rungs_of_decoding": _decoding("flash_decoding_1"),
         "pages": _decoding("paged_1"),
         "cascade": _decoding("cascade"),
+        "latent": _latent(),
+        "eight_bits_h100": _eight_bits("h100"),
+        "eight_bits_h200": _eight_bits("h200"),
         "served": _served(),
         "parallel": _parallel(),
         "reading": {device: reading(device) for device in ("h100", "h200")},
@@ -127,6 +130,20 @@ def _decoding(algorithm: str, device: str = "h100") -> dict[str, Any]:
     """Microseconds of problems of decoding, and of a kernel that only reads K and V."""
     found = of("decoding", algorithm, device=device)
     kept = ("batch", "heads", "kv_heads", "len_kv", "len_prefix", "nbytes", "microseconds")
+    return {"measured": said(found), "rows": [{key: row[key] for key in kept} for row in found.data["rows"]]}
+
+
+def _latent() -> dict[str, Any]:
+    """Microseconds of latent attention as it decodes, and of a kernel that only reads the rows; bytes of the rows, and FLOPs."""
+    found = of("decoding", "mla_hopper")
+    kept = ("batch", "heads", "len_kv", "chunk", "nbytes", "flops", "microseconds")
+    return {"measured": said(found), "rows": [{key: row.get(key) for key in kept} for row in found.data["rows"]]}
+
+
+def _eight_bits(device: str) -> dict[str, Any]:
+    """Microseconds of decoding over pages in 8 bits, in bfloat16, and of a kernel that only reads K and V of 8 bits."""
+    found = of("decoding", "paged", condition="quantized", device=device)
+    kept = ("batch", "kv_dtype", "page_size", "nbytes", "microseconds")
     return {"measured": said(found), "rows": [{key: row[key] for key in kept} for row in found.data["rows"]]}
 
 

@@ -102,6 +102,7 @@ ROW = Algorithm(
     ),
     support=LATENT,
     about=ABOUT,
+    lesson="15_cost",
     follows="flash_decoding",
     rank=1,
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from docs._site.drawings import PICTURES, drawn
-from flashlab.lessons import drawings, paging, pipelines, several, show
+from flashlab.lessons import drawings, latent, paging, pipelines, several, show
 from flashlab.lessons.drawing import BLUE, GREEN, GREY, ORANGE, PINK, WIDTH, Drawing
 from flashlab.lessons.drawings import DECODE, DRAWINGS, LONG, SHORTER, SMALL, TILE, bars, holder
 from flashlab.lessons.pipelines import LEFT, READ, TILES, Chart
@@ -337,3 +337,23 @@ def test_tiles_move_as_often_as_the_mask_says() -> None:
     assert trace is not None
     of_last = [n for n, event in enumerate(trace.events, 1) if event.block == trace.events[-1].block]
     assert f"steps {of_last[0]} to {of_last[-1]} of `flash2`" in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_tokens_area_is_its_bytes() -> None:
+    """In each of the four caches, by what a token has: K and V, a row, or codes and scales."""
+    drawing, due = latent.caches(), (128 * 2 * 128 * 2, 8 * 2 * 128 * 2, 576 * 2, 8 * 2 * (128 + 4))
+    sides = [float(filled(drawing, fill)[0].get("width", 0)) for fill in (BLUE, ORANGE, GREEN, PINK)]
+    assert list(drawing.figures.values()) == list(due)
+    assert [(side / sides[0]) ** 2 * due[0] for side in sides] == pytest.approx(due, rel=0.01)
+
+
+def test_both_forms_are_drawn_as_they_count() -> None:
+    """Bytes of a row, and of 128 heads' keys and values; FLOPs of both; and where times cross."""
+    drawing, due = latent.forms(), [576 * 2, 128 * (192 + 128) * 2, 2 * (576 + 512), 2 * (192 + 128), 171]
+    assert list(drawing.figures.values()) == due
+    widths = [float(each.get("width", 0)) for fill in (GREEN, BLUE) for each in filled(drawing, fill)]
+    assert widths == pytest.approx([430 * due[0] / due[1], 430, 430, 430 * due[3] / due[2]], rel=0.01)
+    lines = re.findall(r'<path d="M([^"]+)" fill="none" stroke="(#\w+)"', drawing.svg)
+    at = {fill: [tuple(map(float, point.split())) for point in path.split("L")] for path, fill in lines}
+    below = [one[1] > other[1] for one, other in zip(at[GREEN], at[BLUE], strict=True)]  # y goes down: less time
+    assert below == [2**n < 171 for n in range(13)]

@@ -1,4 +1,4 @@
-"""Lessons 00 to 04 and 14, and 11 to 13 but for their CUDA, need no process, no thread and no ctypes: a browser can run them.
+"""Lessons 00 to 04, 14 and 15, and 11 to 13 but for their CUDA, need no process, no thread and no ctypes: a browser can run them.
 
 That is tested in plain CPython, with these barred. No run in a browser is claimed.
 """

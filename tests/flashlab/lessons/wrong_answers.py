@@ -396,6 +396,16 @@ _ROWS = [
     ("13.4", "begin = firsts[request]", "begin = request * 64"),
     ("13.4", "row, n)", "row, n ^ 1)"),
     ("13.4", "+ n < keys; ++n", "+ n < min(keys, 48); ++n"),
+    ("15.2", "s.max()", "s.max().T.max()"),
+    ("15.2", "acc * alpha", "acc * alpha * alpha"),
+    ("15.2", "p.sum()", "p.max()"),
+    ("15.2", 'float("-inf")', "-1e4"),
+    ("15.2", "-(-q.rows // tile.rows)", "-(-problem.heads // tile.rows)"),
+    ("15.2", "scale=problem.scale", "scale=192**-0.5"),
+    ("15.2", "problem.key_tiles(tile)", "problem.len_kv // tile.cols"),
+    ("15.2", "group=group", "group=group + 1"),
+    ("15.2", "k_j.columns(0, problem.head_dim_v)", "block.load(latent, max(0, j - 1), tile.cols).columns(0, problem.head_dim_v)"),
+    ("15.2", "block.load(q, block.i, tile.rows)", "block.load(q, 0, tile.rows)"),
 ]  # fmt: skip
 
 WRONG_ANSWERS = [WrongAnswer(*row) for row in _ROWS]
