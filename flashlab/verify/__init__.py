@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -57,6 +58,8 @@ __all__ = [
 
 SEARCH = "search"
 """The name of the check in which Hypothesis looks for failing problems of its own."""
+CALL_SECONDS = 300.0
+"""How long a call of a function in a process of its own may take: the first one may compile for a GPU."""
 _AGAIN = 10
 """How often the smallest failing case is run again: a race fails now and then."""
 
@@ -67,7 +70,7 @@ class Options:
 
     backend: AnyBackend = "simulator"
     full: bool = False
-    seed: int = 0
+    seed: int | None = 0
     dtypes: Sequence[DType] | None = None
     checks: Sequence[str] | None = None
     examples: int | None = None
@@ -78,7 +81,8 @@ class Options:
     def __post_init__(self) -> None:
         """Raises `UsageError`: what nobody can run is no verdict on the target."""
         among("backend", self.backend, BACKENDS)
-        integer("seed", self.seed, 0)
+        if self.seed is not None:
+            integer("seed", self.seed, 0)
         if self.examples is not None:
             integer("examples", self.examples, 0)
         if self.device is not None:
@@ -102,20 +106,24 @@ def _names(argument: str, value: Any) -> tuple[str, ...] | None:
 
 
 def verify(
-    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[DType] | None = None,
-    checks: Sequence[str] | None = None, examples: int | None = None, device: DeviceName | None = None,
-    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
-    progress: bool = False, **launch: Any,
+    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, seed: int | None = None,
+    dtypes: Sequence[DType] | None = None, checks: Sequence[str] | None = None, examples: int | None = None,
+    device: DeviceName | None = None, tile: TileShape = None, framework: str | None = None,
+    on_row: Callable[[Row], None] | None = None, progress: bool = False, isolate: bool = False,
+    time_limit: float = CALL_SECONDS, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
     `target` is an algorithm's name, a tile program, the name of another library's kernel (in `OUTSIDERS`),
     "package:function", an `Adapter`, a callable, or a kernel of a CUDA source, "flash.cu:forward". That runs on the
-    emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Algorithms run on `backend`
+    emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Anything else of yours runs in this
+    process, where it could change the judge itself. With `isolate` it runs in one of its own, too: the judge stays here, a call may
+    take `time_limit` seconds, and what ends that process is a failed check. Algorithms run on `backend`
     ("simulator", "gpu" or "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU
     problems of over 2^31 elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage
     dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems
-    Hypothesis draws (0: none, and a failing problem isn't shrunk). `framework` is whose arrays a callable ("numpy" by
+    Hypothesis draws (0: none, and a failing problem isn't shrunk). `seed` is that of everything random (None: 0 in this
+    process; in one of its own it is drawn after the target was loaded, and the report says it). `framework` is whose arrays a callable ("numpy" by
     default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
     and `progress=True` shows how many are.
 
@@ -142,10 +150,11 @@ def verify(
 
             return verify(
                 target, backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
-                tile=tile, framework=framework, on_row=done, **launch,
+                tile=tile, framework=framework, on_row=done, isolate=isolate, time_limit=time_limit, **launch,
             )  # fmt: skip
+    apart = flag("isolate", isolate) or (isinstance(target, str) and is_kernel(target))
     options = Options(
-        backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
+        backend=backend, full=full, seed=0 if seed is None and not apart else seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
         framework=framework,
     )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
@@ -161,18 +170,33 @@ def verify(
         raise UsageError(
             ", ".join(launch), Said(", ".join(map(str, launch.values()))), "nothing: only a .cu file is launched"
         )
+    if isolate:
+        return _isolated(target, options, on_row, time_limit)
     return verified(target, options, on_row, Steps())
 
 
+def _isolated(target: Any, options: Options, on_row: Callable[[Row], None] | None, seconds: float) -> Report:
+    """`verify` for a target in a process of its own. Raises `UsageError` for what is our own."""
+    from flashlab.verify.apart import loaded, verify_apart
+
+    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("time_limit", seconds, "seconds, at least 0 (0: never stopped)")
+    name, load = loaded(target)
+    return verify_apart(name, load, options, seconds=seconds or math.inf, on_row=on_row)
+
+
 def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:
-    """`verify` for a target that is no kernel by its name, step by step."""
+    """`verify` for a target that is no kernel by its name, step by step. It may be one that is made already."""
     from flashlab.verify import foreign  # only where something is verified
 
     o = options
-    if (row := general.row_of(target)) is not None:
+    row = target.row if isinstance(target, general.Ours) else general.row_of(target)
+    if row is not None:
         _check_general(row.operation, o)
         kinds = _checked_dtypes(o.dtypes, row.dtypes, row.dtypes)
-        subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
+        subject = target
+        if not isinstance(target, general.Ours):
+            subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
         return _general(subject, kinds, o, on_row, steps)
     if (adapter := foreign.adapted(target)) is not None:
         _check_general(BACKWARD, o)
@@ -188,7 +212,7 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
     wanted = target_of(target, o.backend, device=o.device, tile=o.tile, framework=o.framework)
     wanted.check_options()
     dtypes = _checked_dtypes(o.dtypes, wanted.dtypes, wanted.domain.dtypes or ITEMSIZE)
-    bench = Bench(wanted, dtypes, o.full, o.seed, steps)
+    bench = Bench(wanted, dtypes, o.full, o.seed or 0, steps)
     bench.probe()
     begun, rows, failing = time.perf_counter(), list[Row](), None
     failures = list[tuple[Trial, Row]]()
@@ -231,7 +255,7 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         target=wanted.name,
         backend=wanted.backend,
         rule=TEXT,
-        seed=o.seed,
+        seed=o.seed or 0,
         full=o.full,
         lse_checked=wanted.lse,
         seconds=time.perf_counter() - begun,
@@ -280,7 +304,7 @@ def _general(
 ) -> Report:
     """The report on an operation that isn't attention."""
     o, begun, found, failures = options, time.perf_counter(), list[Row](), list[tuple[Row, Problem]]()
-    for each, problem in general.rows(subject, dtypes=dtypes, checks=o.checks, seed=o.seed, steps=steps):
+    for each, problem in general.rows(subject, dtypes=dtypes, checks=o.checks, seed=o.seed or 0, steps=steps):
         found.append(each)
         if each.status == "failed":
             failures.append((each, problem))
@@ -290,7 +314,7 @@ def _general(
         target=subject.name,
         backend=subject.backend,
         rule=f"each row within the bound of {subject.operation.name}",
-        seed=o.seed,
+        seed=o.seed or 0,
         full=False,
         lse_checked=True,
         seconds=time.perf_counter() - begun,
@@ -312,13 +336,13 @@ def _general_failing(
     message, cause, least = f"{row.check}: {row.detail}", "", problem
     if not row.ended:
         with suppress(Ended, Refused):
-            least, small = steps.step(lambda: general.smallest(subject, problem, row.check, options.seed))
+            least, small = steps.step(lambda: general.smallest(subject, problem, row.check, options.seed or 0))
             message = f"{row.check}, {small.problem}: {small.detail}"
             dtype = [p for _, p in failures if p.dtype == problem.dtype]
             others = list(dict.fromkeys([problem, *dtype[:4], *_of_shapes(subject, problem.dtype)]))
-            cause = steps.step(lambda: general.likely(subject, least, others, options.seed))
+            cause = steps.step(lambda: general.likely(subject, least, others, options.seed or 0))
     named = getattr(subject, "target", None)
-    call = f'run_case({{}}, {Case(problem=least, seed=options.seed).source}{{}}, check="{row.check}")'
+    call = f'run_case({{}}, {Case(problem=least, seed=options.seed or 0).source}{{}}, check="{row.check}")'
     if named is not None:
         return Failing(message=message, python=_python(named, call), likely=cause)
     where = "".join(

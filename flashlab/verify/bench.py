@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target
+from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target, in_words
 from flashlab.verify.cases import Case, describe, said
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
@@ -88,7 +88,7 @@ class Bench:
             return  # it does neither: the rows will say why
         try:
             self.call(p, {name: target.frame.put(x) for name, x in self.draw(p).items()})
-        except (UsageError, Unavailable):
+        except (Ended, UsageError, Unavailable):
             raise
         except (Exception, SystemExit) as error:
             if (refusal := target.argument_error(p, error)) is not None:
@@ -178,11 +178,10 @@ class Bench:
             row = replace(row, status="failed", detail=str(failure), place=failure.place)
         except Refused as reason:
             row = replace(row, status="not run", detail=str(reason))
-        except Unavailable:
+        except (Ended, Unavailable):
             raise
         except (Exception, SystemExit) as error:  # whatever the target raises is a finding, no crash of ours
-            said = " ".join(str(error).split())
-            row = replace(row, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
+            row = replace(row, status="failed", detail=in_words(error))
         return replace(row, seconds=time.perf_counter() - begun)
 
 

@@ -60,6 +60,10 @@ class Frame:
 class NumpyFrame(Frame):
     name = "numpy"
 
+    def litter(self, sizes: Iterable[int]) -> None:
+        held = [np.full(n, 255, np.uint8) for n in sizes if n]
+        del held
+
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         return np.lib.stride_tricks.as_strided(buffer[offset:], shape, tuple(s * buffer.itemsize for s in strides))
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-import simulator
 from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import (
     Bench,
@@ -336,29 +335,7 @@ def byte_counts(bench: Bench) -> Iterator[Trial]:
             ("soft cap, sinks, ALiBi", usual(dtype, **EVERY_SCORE, len_q=70, causal=True), (32, 16)),
             ("ragged batch", usual(dtype, len_q=None, lengths=SHORT, causal=True), (32, 16)),
         ):
-            yield Trial(word, p, lambda p=p, tile=tile: _byte_counts(target, p, tile))
-
-
-def _byte_counts(target: SimulatorTarget, p: Problem, tile: tuple[int, int] | None) -> None:
-    arrays: Any = ATTENTION.draw(p)
-    where: dict[str, Any] = {"tile": target.tile or tile, "device": target.device, "lse": True}
-    run = simulator.simulate(target.algorithm, **arrays, **p.masks, **where)
-    ways = {
-        "shapes": simulator.shape_run(target.algorithm, p, **where),
-        "formula": simulator.count(target.algorithm, p, **where),
-    }
-    for name, counts in ways.items():
-        if counts.launches != run.counts.launches:
-            raise Failure(f"the {name} count {_difference(run.counts, counts)}")
-
-
-def _difference(a: Any, b: Any) -> str:
-    for x, y in zip(a.launches, b.launches, strict=False):
-        for entry in sorted({*x.ledger, *y.ledger}):
-            if x.ledger.get(entry, 0) != y.ledger.get(entry, 0):
-                where = f"launch {x.name}, step {entry.step}: {entry.what} of {entry.tensor}"
-                return f"{y.ledger.get(entry, 0):,} bytes, the run on data {x.ledger.get(entry, 0):,} ({where})"
-    return "launches, SRAM or FLOPs otherwise than the run on data does"
+            yield Trial(word, p, lambda p=p, tile=tile: target.check_bytes(p, tile))
 
 
 def huge(bench: Bench) -> Iterator[Trial]:

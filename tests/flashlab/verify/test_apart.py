@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.verify import Options, Row, apart, load, steps, verify
-from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import Bench
-from flashlab.verify.steps import MOST_ENDS, Ended, Journal, Steps
+from flashlab.verify.steps import MOST_ENDS, Alarm, Ended, Steps
 from tests.flashlab.cli.typed import document, one_line, run
 
 # a thread per element of a row; it dies on more than 4 heads, in one way or another
@@ -235,7 +231,7 @@ def test_a_search_costs_one_end() -> None:
     assert len(ended) == 1
 
 
-# the journal
+# the alarm
 
 
 def test_an_alarm_is_put_off_while_a_call_is_given_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -251,45 +247,5 @@ def test_an_alarm_is_put_off_while_a_call_is_given_no_time(monkeypatch: pytest.M
     monkeypatch.setattr(steps, "Stopwatch", Watch)
     monkeypatch.setattr(steps.faulthandler, "dump_traceback_later", lambda seconds, **_: armed.append(seconds))
     with (tmp_path / "where.txt").open("w") as where:
-        Journal(tmp_path, 5)._put_off(where, over)
+        Alarm(tmp_path, 5)._put_off(where, over)
     assert armed == [5 + 2 * steps.LOOK, 2 + 2 * steps.LOOK, 1e-3]
-
-
-class Death(BaseException):
-    """Stands for the end of a process."""
-
-
-@given(st.lists(st.booleans(), max_size=12))
-def test_a_journal_resumes_where_the_process_ended(deaths: list[bool]) -> None:
-    """Every step is run once, except those in which it ended; those after too many ends aren't."""
-    with tempfile.TemporaryDirectory() as folder:
-        ran = [0] * len(deaths)
-
-        def body(n: int) -> int:
-            ran[n] += 1
-            if deaths[n]:
-                raise Death
-            return 10 * n
-
-        def process() -> list[object]:
-            journal, results = Journal(Path(folder), 1), list[object]()
-            for n in range(len(deaths)):
-                try:
-                    results.append(journal.step(lambda n=n: body(n)))
-                except Ended as ended:
-                    results.append(ended.message)
-                except Refused:
-                    results.append(None)
-            return results
-
-        while True:
-            try:
-                results = process()
-                break
-            except Death:
-                assert Journal(Path(folder), 1).end("died")
-        assert not Journal(Path(folder), 1).end("died"), "it was in no step"
-    fatal = [n for n, dies in enumerate(deaths) if dies]
-    last = fatal[MOST_ENDS - 1] if len(fatal) >= MOST_ENDS else len(deaths)
-    assert results == [None if n > last else "died" if dies else 10 * n for n, dies in enumerate(deaths)]
-    assert ran == [int(n <= last) for n in range(len(deaths))]
