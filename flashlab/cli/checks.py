@@ -324,6 +324,9 @@ def verify(
         typer.Option(help="simulator, gpu or emulator, for flashlab's algorithms.", autocompletion=completion.backends),
     ] = "simulator",
     full: Annotated[bool, typer.Option("--full", help="Also run long and wide problems.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: few checks on small problems in one dtype, none random.")
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -375,7 +378,8 @@ def verify(
         raise UsageError("--time-limit", time_limit, "seconds, at least 0 (0: never stopped)")
     somebodys = ":" in target or is_kernel(target) or target in OUTSIDERS
     asked: Any = {
-        "backend": backend, "full": full, "seed": 0 if seed is None and not somebodys else seed, "examples": examples, "tile": options.tile(tile),
+        "backend": backend, "full": full, "quick": quick, "examples": examples, "tile": options.tile(tile),
+        "seed": 0 if seed is None and not somebodys else seed,
         "dtypes": options.values("--dtype", dtype, str) or None,
         "checks": options.values("--check", check, str) or None,
         "framework": outsider.framework,

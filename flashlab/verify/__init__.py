@@ -20,7 +20,7 @@ from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_c
 from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, is_kernel, kernel, kernel_named
 from flashlab.verify.outsiders import OUTSIDERS
-from flashlab.verify.probes import CHECKS
+from flashlab.verify.probes import CHECKS, QUICK
 from flashlab.verify.raised import raised
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
@@ -43,6 +43,7 @@ __all__ = [
     "INPUTS",
     "LAYOUTS",
     "OUTSIDERS",
+    "QUICK",
     "Adapter",
     "Case",
     "Domain",
@@ -70,6 +71,7 @@ class Options:
 
     backend: AnyBackend = "simulator"
     full: bool = False
+    quick: bool = False
     seed: int | None = 0
     dtypes: Sequence[DType] | None = None
     checks: Sequence[str] | None = None
@@ -81,6 +83,8 @@ class Options:
     def __post_init__(self) -> None:
         """Raises `UsageError`: what nobody can run is no verdict on the target."""
         among("backend", self.backend, BACKENDS)
+        if flag("quick", self.quick) and self.full:
+            raise UsageError("quick", self.quick, "False, since full is True")
         if self.seed is not None:
             integer("seed", self.seed, 0)
         if self.examples is not None:
@@ -106,7 +110,7 @@ def _names(argument: str, value: Any) -> tuple[str, ...] | None:
 
 
 def verify(
-    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, seed: int | None = None,
+    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, quick: bool = False, seed: int | None = None,
     dtypes: Sequence[DType] | None = None, checks: Sequence[str] | None = None, examples: int | None = None,
     device: DeviceName | None = None, tile: TileShape = None, framework: str | None = None,
     on_row: Callable[[Row], None] | None = None, progress: bool = False, isolate: bool = False,
@@ -116,16 +120,17 @@ def verify(
 
     `target` is an algorithm's name, a tile program, the name of another library's kernel (in `OUTSIDERS`),
     "package:function", an `Adapter`, a callable, or a kernel of a CUDA source, "flash.cu:forward". That runs on the
-    emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Anything else of yours runs in this
-    process, where it could change the judge itself. With `isolate` it runs in one of its own, too: the judge stays here, a call may
-    take `time_limit` seconds, and what ends that process is a failed check. Algorithms run on `backend`
+    emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Anything else of yours runs in
+    this process, where it could change the judge itself. With `isolate` it runs in one of its own, too: the judge stays
+    here, a call may take `time_limit` seconds, and what ends that process is a failed check. Algorithms run on `backend`
     ("simulator", "gpu" or "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU
-    problems of over 2^31 elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage
-    dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems
-    Hypothesis draws (0: none, and a failing problem isn't shrunk). `seed` is that of everything random (None: 0 in this
-    process; in one of its own it is drawn after the target was loaded, and the report says it). `framework` is whose arrays a callable ("numpy" by
-    default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
-    and `progress=True` shows how many are.
+    problems of over 2^31 elements. `quick` is for a first look, or for a program that asks often: the checks in `QUICK` in
+    one dtype, on small problems, none random, unless you say otherwise. `checks` names some of `CHECKS` and "search" (None:
+    all). `dtypes` are the storage dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how
+    many random problems Hypothesis draws (0: none, and a failing problem isn't shrunk). `seed` is that of everything random
+    (None: 0 in this process; in one of its own it is drawn after the target was loaded, and the report says it).
+    `framework` is whose arrays a callable ("numpy" by default) or a GPU ("cupy" by default) is given. `on_row` is called
+    with every row as soon as it is done, and `progress=True` shows how many are.
 
     A backward pass is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
 
@@ -149,13 +154,13 @@ def verify(
                     on_row(row)
 
             return verify(
-                target, backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
+                target, backend, full=full, quick=quick, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
                 tile=tile, framework=framework, on_row=done, isolate=isolate, time_limit=time_limit, **launch,
             )  # fmt: skip
     apart = flag("isolate", isolate) or (isinstance(target, str) and is_kernel(target))
     options = Options(
-        backend=backend, full=full, seed=0 if seed is None and not apart else seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
-        framework=framework,
+        backend=backend, full=full, quick=quick, seed=0 if seed is None and not apart else seed, dtypes=dtypes,
+        checks=checks, examples=examples, device=device, tile=tile, framework=framework,
     )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
         found = kernel_named(target, {**launch, **({"device": device} if device else {})})
@@ -205,18 +210,21 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         subject.probe(kinds)
         found = _general(subject, kinds, o, on_row, steps)
         return replace(found, domain=subject.target.domain.words, place=subject.target.place())
-    chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if o.checks is None else list(o.checks)
+    every = QUICK if o.quick else [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]]
+    chosen = every if o.checks is None else list(o.checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
     wanted = target_of(target, o.backend, device=o.device, tile=o.tile, framework=o.framework)
     wanted.check_options()
-    dtypes = _checked_dtypes(o.dtypes, wanted.dtypes, wanted.domain.dtypes or ITEMSIZE)
-    bench = Bench(wanted, dtypes, o.full, o.seed or 0, steps)
+    dtypes = _checked_dtypes(
+        o.dtypes, wanted.dtypes[:1] if o.quick else wanted.dtypes, wanted.domain.dtypes or ITEMSIZE
+    )
+    bench = Bench(wanted, dtypes, o.full, o.seed or 0, steps, o.quick)
     bench.probe()
     begun, rows, failing = time.perf_counter(), list[Row](), None
     failures = list[tuple[Trial, Row]]()
-    count = o.examples if o.examples is not None else (2000 if o.full else wanted.examples)
+    count = o.examples if o.examples is not None else 0 if o.quick else (2000 if o.full else wanted.examples)
 
     def done(row: Row) -> None:
         rows.append(row)
@@ -248,7 +256,7 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         if trial.case and count and not row.ended:
             found = _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200).failing
         smaller, before = (_one(bench, found[0]), found[1]) if found else (trial, row), trial.case
-        if trial.case is None and not row.ended:
+        if trial.case is None and not row.ended and not o.quick:
             smaller, before = _by_the_rule(bench, trial, row) or smaller, Case(problem=trial.problem, seed=bench.seed)
         failing = _failing(bench, *smaller, before)
     return Report(
@@ -286,6 +294,8 @@ def _checked_dtypes(
 def _check_general(operation: Operation, options: Options) -> None:
     """Raises `UsageError` for what an operation that isn't attention has not."""
     o = options
+    if o.quick:
+        raise UsageError("quick", o.quick, f"False: {operation.name} has only short problems")
     if o.full:
         raise UsageError("full", o.full, f"False: {operation.name} has no long or wide problems")
     if o.examples:

@@ -104,14 +104,14 @@ def _target(
 
 def _adapter(session: Session, fn: Any, said: Any) -> Adapter:
     """The adapter of the candidate's own file, with the function or kernel that runs there. Raises `UsageError`."""
-    given: dict[str, Any] = dict(said) if isinstance(said, dict) else {}  # pyright: ignore
+    given: dict[str, Any] = dict(said or {})
     if session.told.get("supports") is True:
         given["supports"] = partial(_supports, session)
-    domain: Any = given.pop("domain", None)
-    ranges = {key: range(*x["range"]) if isinstance(x, dict) else x for key, x in (domain or {}).items()}  # pyright: ignore
+    domain: Any = given.pop("domain", None) or {}
+    ranges: Any = {key: range(*x["range"]) if issubclass(type(x), dict) else x for key, x in domain.items()}
     try:
         return Adapter(fn, **given, domain=Domain(**ranges))
-    except TypeError as error:
+    except (AttributeError, KeyError, TypeError) as error:  # a child may say anything
         raise UsageError("target", Said(session.name), f"an Adapter with such conventions ({error})") from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,6 +130,11 @@ class Placed:
     view: Any
     before: Array
     inside: Array
+
+    def refilled(self, other: Placed) -> Placed:
+        """This buffer with the content of another of its kind."""
+        self.buffer[...] = other.buffer
+        return replace(self, before=other.before)
 
     def harm(self, *, written: bool = False) -> str | None:
         """What happened to the buffer: to the garbage around the array, and (unless it is an output) to the array."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ _NUMBERS = re.compile(r"(u?int|float|complex)\d+(_\w+)?|bfloat16|bool")
 class Session:
     """A candidate in a child process, which is started again where it ended. `load` is pickled, and returns the candidate.
 
-    A call may take `seconds`, and the child `memory` bytes of address space. What the child prints goes to stderr when it has ended.
+    A call may take `seconds`, and the child `memory` bytes of address space. What it prints goes to stderr when it has ended.
     `told` is what it says of the candidate, `ends` how often it has ended before its time, and `taken` the seconds from the
     last request to its answer, by the clock on this side.
     """
@@ -67,7 +67,7 @@ class Session:
         (folder / JOB).write_bytes(pickle.dumps(job))
         self._shared = (folder / SHARED).open("w+b")
         self._size = 0
-        self._dirty = list[tuple[int, int]]()
+        self._number = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._listener = threading.Thread()
@@ -100,13 +100,18 @@ class Session:
         """
         if self._child is None:
             self._start()
-        self._clean()
+        self._number += 1
         laid = _Laid(self._write)
         request = [laid.slot(x) for x in given], {key: laid.slot(x) for key, x in named.items()}
         room = laid.end  # where results may begin
-        self._grow(room + 1)
+        self._write(
+            room, np.full(min(max(2 * room, 1), _ROOM), 255, np.uint8)
+        )  # NaN in any float: nothing old can be an answer
+        most = max(_ROOM, _TIMES * laid.end)
         litter = sorted({n for x in laid.buffers.values() for n in (x.nbytes, x.size * 4)})
-        (self.folder / REQUEST).write_bytes(pickle.dumps(Request(method, *request, self._size, room, litter)))
+        (self.folder / REQUEST).write_bytes(
+            pickle.dumps(Request(self._number, method, *request, self._size, room, most, litter))
+        )
         assert self._child is not None and self._child.stdin is not None
         begun = time.perf_counter()
         try:
@@ -114,21 +119,18 @@ class Session:
             self._child.stdin.flush()
         except OSError:
             self._fail()
-        answer = self._answer(2 * self.seconds + _SLACK)
+        answer = self._answer(self._number, 2 * self.seconds + _SLACK)
         self.taken = time.perf_counter() - begun
-        most = max(_ROOM, _TIMES * laid.end)
         # at once: what a thread of the candidate's writes later comes too late
         found = [self._item(x, room, most) for x in _listed(answer.get("items"))]
         for at, buffer in laid.buffers.items():
             self._read(at, buffer)
         if answer["kind"] != "done":
             _raise(answer)
-        if answer.get("value") is not None or not isinstance(answer.get("items"), list):
+        if answer.get("value") is not None or not _is(answer.get("items"), list):
             return answer.get("value")
-        names = answer.get("names")
-        if isinstance(names, list):
-            return dict(zip(map(str, names), found, strict=False))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        return found
+        names: Any = answer.get("names")
+        return dict(zip(map(str, names), found, strict=False)) if _is(names, list) else found
 
     def _start(self) -> dict[str, Any]:
         (self.folder / WHERE).unlink(missing_ok=True)
@@ -148,14 +150,14 @@ class Session:
 
         self._listener = threading.Thread(target=listen, daemon=True)
         self._listener.start()
-        answer = self._answer(START)
+        answer = self._answer(0, START)
         if answer["kind"] != "done":
             _raise(answer, self.name)
-        told = answer.get("value")
-        return told if isinstance(told, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+        told: Any = answer.get("value")
+        return told if _is(told, dict) else {}
 
-    def _answer(self, limit: float) -> dict[str, Any]:
-        """The child's next answer. Raises `Ended`."""
+    def _answer(self, number: int, limit: float) -> dict[str, Any]:
+        """The child's answer to a request, the load being 0. Raises `Ended`."""
         assert self._child is not None
         watch: Stopwatch | None = None
         while True:
@@ -176,9 +178,9 @@ class Session:
             if not line:
                 self._fail()
             with suppress(ValueError, RecursionError):
-                answer = json.loads(line)
-                if isinstance(answer, dict) and isinstance(answer.get("kind"), str):  # pyright: ignore[reportUnknownMemberType]
-                    return answer  # pyright: ignore[reportUnknownVariableType]
+                answer: Any = json.loads(line)
+                if _is(answer, dict) and _is(answer.get("kind"), str) and answer.get("number") == number:
+                    return answer
             self._fail("it wrote among the answers")
 
     def _printed(self) -> int:
@@ -227,14 +229,6 @@ class Session:
             self._size = -(-max(size, 2 * self._size, _ROOM) // _PAGE) * _PAGE
             self._shared.truncate(self._size)
 
-    def _clean(self) -> None:
-        """What the last call returned is overwritten by bytes that are NaN in any float."""
-        for at, size in self._dirty:
-            self._shared.seek(at)
-            self._shared.write(b"\xff" * size)
-        self._shared.flush()
-        self._dirty = []
-
     def _read(self, at: int, into: Array) -> None:
         self._shared.seek(at)
         if into.nbytes and self._shared.readinto(into.view(np.uint8).data) != into.nbytes:
@@ -242,26 +236,34 @@ class Session:
 
     def _item(self, said: Any, room: int, most: int) -> Any:
         """An array among the results, copied from the shared memory; or what stands for a thing that is none."""
-        if not isinstance(said, dict):
+        found: dict[str, Any] = said if _is(said, dict) else {}
+        if not found:
             return None
-        found: Mapping[str, Any] = said  # pyright: ignore[reportUnknownVariableType]
         if "other" in found:
             return type(str(found["other"])[:80], (), {})()
-        at, shape, dtype = found.get("at"), found.get("shape"), found.get("dtype")
-        good = isinstance(at, int) and at >= room and isinstance(shape, list) and isinstance(dtype, str)
-        if not good or len(shape) > 32 or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape) or not _NUMBERS.fullmatch(dtype):  # fmt: skip # pyright: ignore
+        at: Any = found.get("at")
+        shape: Any = found.get("shape")
+        dtype: Any = found.get("dtype")
+        placed = _is(at, int) and at >= room
+        shaped = _is(shape, list) and len(shape) <= 32 and all(_is(n, int) and 0 <= n < 1 << 48 for n in shape)
+        if not placed or not shaped or not _NUMBERS.fullmatch(str(dtype)):
             raise Failure("what it returned is no array of numbers")
-        kind, count = numpy_dtype(dtype), math.prod(shape)  # pyright: ignore
+        kind, count = numpy_dtype(str(dtype)), int(math.prod(shape))
         if count * kind.itemsize > most:
-            raise Failure(f"it returned an array of the shape {tuple(shape)}")  # pyright: ignore
-        values = np.empty(count, kind)
-        self._read(at, values)  # pyright: ignore
-        self._dirty.append((at, values.nbytes))  # pyright: ignore
-        return values.reshape(shape)  # pyright: ignore
+            raise Failure(f"it returned an array of the shape {tuple(shape)}")
+        values: Array = np.empty(count, kind)
+        self._read(at, values)
+        return values.reshape(shape)
+
+
+def _is(x: object, kind: type) -> bool:
+    """Is it just that? Said so that a type checker still takes it for anything."""
+    return type(x) is kind
 
 
 def _listed(items: Any) -> list[Any]:
-    return items[:MOST_ITEMS] if isinstance(items, list) else []  # pyright: ignore[reportUnknownVariableType]
+    """What a child says is a list, and isn't longer than it may be."""
+    return items[:MOST_ITEMS] if _is(items, list) else []
 
 
 class _Laid:
@@ -274,14 +276,17 @@ class _Laid:
 
     def slot(self, x: Any) -> Any:
         """What stands for an argument: for an array, or a dictionary of them, where they lie."""
-        if isinstance(x, dict):
-            return {name: self.slot(each) for name, each in x.items()}  # pyright: ignore
-        if not isinstance(x, np.ndarray) or x.ndim == 0:
+        if _is(x, dict):
+            return {name: self.slot(each) for name, each in x.items()}
+        if np.ndim(x) == 0 or not issubclass(type(x), np.ndarray):
             return x
+        return self._laid(x)
+
+    def _laid(self, x: Array) -> Slot:
         root = _root(x)
         if root is None:  # nobody looks at the memory around it
-            root = x = np.ascontiguousarray(x)  # pyright: ignore
-        flat: Array = root.reshape(-1)  # pyright: ignore
+            root = x = np.ascontiguousarray(x)
+        flat = root.reshape(-1)
         at = self._at.get(flat.ctypes.data)
         if at is None:
             at = self.end
@@ -298,8 +303,8 @@ def _root(x: Array) -> Array | None:
     root: Any = x
     while getattr(root, "base", None) is not None:
         root = root.base
-    good = isinstance(root, np.ndarray) and root.dtype == x.dtype and root.flags.c_contiguous and root.flags.writeable
-    return root if good else None
+    whole = type(root) is np.ndarray and root.dtype == x.dtype and root.flags.c_contiguous and root.flags.writeable
+    return root if whole else None
 
 
 class OutsideFrame(NumpyFrame):
@@ -337,8 +342,8 @@ class Function:
         self.__module__ = word(told.get("module"))
         self.__qualname__ = self.__name__ = word(told.get("name")) or "callable"
         place: Any = told.get("place")
-        if isinstance(place, list) and [type(x) for x in place] == [str, int]:  # pyright: ignore
-            self.__code__ = SimpleNamespace(co_filename=place[0], co_firstlineno=place[1])  # pyright: ignore
+        if (at := place_of(place)) is not None:
+            self.__code__ = SimpleNamespace(co_filename=at[0], co_firstlineno=at[1])
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return _function_result(self._session.ask("call", *given, **named))
@@ -353,9 +358,9 @@ class Function:
 
 
 def _function_result(found: Any) -> list[Any]:
-    if not isinstance(found, list):  # words, or nothing
+    if not _is(found, list):  # words, or nothing
         return [type(type(found).__name__, (), {})()]
-    return [*found] if found else [None]  # pyright: ignore
+    return found or [None]
 
 
 def word(text: Any) -> str:
@@ -365,13 +370,13 @@ def word(text: Any) -> str:
 
 def _signature(parameters: Any) -> Any:
     """The signature of such parameters, or what says that there is none."""
-    if not isinstance(parameters, list):
+    if not _is(parameters, list):
         return 0
     try:
         return inspect.Signature(
             [
                 inspect.Parameter(name, getattr(inspect.Parameter, kind), **({"default": None} if default else {}))
-                for name, kind, default in parameters  # pyright: ignore
+                for name, kind, default in parameters
             ]
         )
     except (AttributeError, TypeError, ValueError):
@@ -404,5 +409,6 @@ def _raise(answer: Mapping[str, Any], loaded: str = "") -> NoReturn:
 
 def place_of(said: Any) -> tuple[str, int] | None:
     """The (file, line) that a child says, or None for what is none."""
-    good = isinstance(said, Sequence) and [type(x) for x in said] == [str, int]  # pyright: ignore
-    return tuple(said) if good else None  # pyright: ignore
+    return (
+        (said[0], said[1]) if _is(said, list) and len(said) == 2 and _is(said[0], str) and _is(said[1], int) else None
+    )
