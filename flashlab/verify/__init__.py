@@ -114,7 +114,7 @@ def verify(
     dtypes: Sequence[DType] | None = None, checks: Sequence[str] | None = None, examples: int | None = None,
     device: DeviceName | None = None, tile: TileShape = None, framework: str | None = None,
     on_row: Callable[[Row], None] | None = None, progress: bool = False, isolate: bool = False,
-    time_limit: float = CALL_SECONDS, **launch: Any,
+    time_limit: float | None = None, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
@@ -122,7 +122,7 @@ def verify(
     "package:function", an `Adapter`, a callable, or a kernel of a CUDA source, "flash.cu:forward". That runs on the
     emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Anything else of yours runs in
     this process, where it could change the judge itself. With `isolate` it runs in one of its own, too: the judge stays
-    here, a call may take `time_limit` seconds, and what ends that process is a failed check. Algorithms run on `backend`
+    here, a call may take `time_limit` seconds (300), and what ends that process is a failed check. Algorithms run on `backend`
     ("simulator", "gpu" or "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU
     problems of over 2^31 elements. `quick` is for a first look, or for a program that asks often: the checks in `QUICK` in
     one dtype, on small problems, none random, unless you say otherwise. `checks` names some of `CHECKS` and "search" (None:
@@ -163,7 +163,8 @@ def verify(
         checks=checks, examples=examples, device=device, tile=tile, framework=framework,
     )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
-        found = kernel_named(target, {**launch, **({"device": device} if device else {})})
+        said = {"device": device, "time_limit": time_limit}
+        found = kernel_named(target, launch | {name: value for name, value in said.items() if value is not None})
         from flashlab.verify.apart import verify_apart  # only where it is wanted: it needs processes
 
         return verify_apart(target, lambda: found, options, **found.limits(), on_row=on_row)
@@ -176,7 +177,9 @@ def verify(
             ", ".join(launch), Said(", ".join(map(str, launch.values()))), "nothing: only a .cu file is launched"
         )
     if isolate:
-        return _isolated(target, options, on_row, time_limit)
+        return _isolated(target, options, on_row, CALL_SECONDS if time_limit is None else time_limit)
+    if time_limit is not None:
+        raise UsageError("time_limit", time_limit, "None: only a process of its own can be stopped (isolate=True)")
     return verified(target, options, on_row, Steps())
 
 
@@ -184,7 +187,7 @@ def _isolated(target: Any, options: Options, on_row: Callable[[Row], None] | Non
     """`verify` for a target in a process of its own. Raises `UsageError` for what is our own."""
     from flashlab.verify.apart import loaded, verify_apart
 
-    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("time_limit", seconds, "seconds, at least 0 (0: never stopped)")
     name, load = loaded(target)
     return verify_apart(name, load, options, seconds=seconds or math.inf, on_row=on_row)

@@ -51,7 +51,10 @@ def verify_apart(
     from flashlab.verify import verified
 
     begun = time.perf_counter()
-    dumped: bytes = cloudpickle.dumps(load)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        dumped: bytes = cloudpickle.dumps(load)  # pyright: ignore[reportUnknownMemberType]
+    except Exception as error:  # whatever an object raises that can't be pickled
+        raise UsageError("target", Said(name), f"one that can go to another process ({error})"[:200]) from None
     with scratch() as folder:
         session = Session(Path(folder), name, dumped, seconds, memory, options.framework)
         try:
@@ -69,6 +72,8 @@ def loaded(target: Any) -> tuple[str, Callable[[], Any]]:
     from flashlab.verify.outsiders import OUTSIDERS, outsider
 
     if not isinstance(target, str):
+        if not callable(target) and not isinstance(target, Adapter):
+            raise UsageError("target", target, "package:function, a function, an Adapter or a tile program")
         return str(getattr(target, "__qualname__", type(target).__name__)), lambda: target
     if target in OUTSIDERS:
         return target, partial(outsider, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -386,6 +387,17 @@ def test_python_isolates_on_request() -> None:
         verify("flash2", **asked)
     with pytest.raises(fl.UsageError, match=r"^time_limit = -1: expected seconds"):
         verify(wrong, **asked, time_limit=-1)
+    with pytest.raises(fl.UsageError, match=r"^time_limit = 5: expected None"):
+        verify(wrong, time_limit=5)
+    with pytest.raises(fl.UsageError, match=r"^target = 5: expected package:function"):
+        verify(5, isolate=True)
+    lock = threading.Lock()
+
+    def held(q: Any, k: Any, v: Any) -> Any:
+        return lock
+
+    with pytest.raises(fl.UsageError, match=r"^target = .*held: expected one that can go to another process"):
+        verify(held, isolate=True)
     with pytest.raises(fl.UsageError, match=r"^isolate = 1: expected True or False"):
         verify(wrong, isolate=1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(fl.UsageError, match=r"^quick = True: expected False"):
