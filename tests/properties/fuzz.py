@@ -706,7 +706,7 @@ def apart() -> Generator[None]:
     kept = [
         (building, "compiler"),
         (verifying, "verified"),
-        (there["cli"], "call_apart"),
+        (there["cli"], "Session"),
         (there["emulate"], "call_apart"),
     ]
     before = [(module, name, getattr(module, name)) for module, name in kept]
