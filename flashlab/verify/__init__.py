@@ -114,7 +114,7 @@ def verify(
     dtypes: Sequence[DType] | None = None, checks: Sequence[str] | None = None, examples: int | None = None,
     device: DeviceName | None = None, tile: TileShape = None, framework: str | None = None,
     on_row: Callable[[Row], None] | None = None, progress: bool = False, isolate: bool = False,
-    time_limit: float | None = None, **launch: Any,
+    time_limit: float | None = None, adapt: Callable[[Any], Adapter] | None = None, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
@@ -122,7 +122,8 @@ def verify(
     "package:function", an `Adapter`, a callable, or a kernel of a CUDA source, "flash.cu:forward". That runs on the
     emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Anything else of yours runs in
     this process, where it could change the judge itself. With `isolate` it runs in one of its own, too: the judge stays
-    here, a call may take `time_limit` seconds (300), and what ends that process is a failed check. Algorithms run on `backend`
+    here, a call may take `time_limit` seconds (300), and what ends that process is a failed check. `adapt` makes an
+    `Adapter` of the function there; then its own file can't say what it is for. Algorithms run on `backend`
     ("simulator", "gpu" or "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU
     problems of over 2^31 elements. `quick` is for a first look, or for a program that asks often: the checks in `QUICK` in
     one dtype, on small problems, none random, unless you say otherwise. `checks` names some of `CHECKS` and "search" (None:
@@ -155,7 +156,7 @@ def verify(
 
             return verify(
                 target, backend, full=full, quick=quick, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
-                tile=tile, framework=framework, on_row=done, isolate=isolate, time_limit=time_limit, **launch,
+                tile=tile, framework=framework, on_row=done, isolate=isolate, time_limit=time_limit, adapt=adapt, **launch,
             )  # fmt: skip
     apart = flag("isolate", isolate) or (isinstance(target, str) and is_kernel(target))
     options = Options(
@@ -177,20 +178,38 @@ def verify(
             ", ".join(launch), Said(", ".join(map(str, launch.values()))), "nothing: only a .cu file is launched"
         )
     if isolate:
-        return _isolated(target, options, on_row, CALL_SECONDS if time_limit is None else time_limit)
+        return _isolated(target, options, on_row, CALL_SECONDS if time_limit is None else time_limit, adapt)
+    if adapt is not None:
+        raise UsageError("adapt", adapt, "None: an Adapter says the conventions of a function in this process")
     if time_limit is not None:
         raise UsageError("time_limit", time_limit, "None: only a process of its own can be stopped (isolate=True)")
     return verified(target, options, on_row, Steps())
 
 
-def _isolated(target: Any, options: Options, on_row: Callable[[Row], None] | None, seconds: float) -> Report:
+def _isolated(
+    target: Any,
+    options: Options,
+    on_row: Callable[[Row], None] | None,
+    seconds: float,
+    adapt: Callable[[Any], Adapter] | None,
+) -> Report:
     """`verify` for a target in a process of its own. Raises `UsageError` for what is our own."""
     from flashlab.verify.apart import loaded, verify_apart
 
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("time_limit", seconds, "seconds, at least 0 (0: never stopped)")
+    if adapt is not None and not callable(adapt):  # pyright: ignore[reportUnnecessaryComparison]
+        raise UsageError("adapt", adapt, "a function that returns an Adapter of the function that it is given")
+    said = target
+    if isinstance(target, Adapter) and not isinstance(target.fn, FileKernel):  # its conventions stay here
+        target, adapt = said.fn, lambda fn: replace(said, fn=fn)
     name, load = loaded(target)
-    return verify_apart(name, load, options, seconds=seconds or math.inf, on_row=on_row)
+
+    def refuse() -> None:
+        if adapt is not None:
+            raise UsageError("target", Said(name), "a function without conventions of its own: adapt says them")
+
+    return verify_apart(name, load, options, seconds=seconds or math.inf, on_row=on_row, adapt=adapt, refuse=refuse)
 
 
 def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:

@@ -94,6 +94,8 @@ def _target(
         refuse()
         return programs.target_of(session, options.device, options.tile)
     if kind == "kernel":
+        if adapt is not None:
+            refuse()
         adapter = _adapter(session, _ToldKernel.of(told), said)
         if adapter.operation != "attention":
             raise UsageError("operation", adapter.operation, "attention, for a kernel of a .cu file")
@@ -101,7 +103,10 @@ def _target(
     fn: Any = Function(session)
     if said is None:
         if adapt is not None:
-            return adapt(fn)
+            made = adapt(fn)
+            if not isinstance(made, Adapter):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError("adapt", made, "a function that returns an Adapter")
+            return made
         return Adapter(fn, options.framework or "numpy", name=session.name)
     refuse()
     return _adapter(session, fn, said)

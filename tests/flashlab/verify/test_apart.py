@@ -404,6 +404,21 @@ def test_python_isolates_on_request() -> None:
         verify(wrong, quick=True, full=True)
 
 
+def test_conventions_are_said_by_the_judge(harm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(harm.parent)
+    asked: Any = {"isolate": True, "quick": True, "checks": ["reuse"], "dtypes": ["float32"]}
+    report = verify(
+        "harm:right", **asked, adapt=lambda fn: fl.Adapter(fn, causal="top-left", domain=fl.Domain(groups=1))
+    )
+    assert report.verdict == "passed, LSE unchecked" and "groups 1" in report.domain
+    with pytest.raises(fl.UsageError, match=r"^target = harm:adapted: expected a function without conventions"):
+        verify("harm:adapted", **asked, adapt=fl.Adapter)
+    with pytest.raises(fl.UsageError, match=r"^adapt = 5: expected a function that returns an Adapter"):
+        verify("harm:right", **asked, adapt=5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(fl.UsageError, match=r"^adapt = .*: expected None"):
+        verify("harm:right", adapt=fl.Adapter)
+
+
 def test_the_same_memory_is_handed_over(harm: Path) -> None:
     """`reuse` sees a cache by address, in this process too."""
     kept: dict[Any, Any] = {}
