@@ -18,7 +18,7 @@ def main(folder: Path) -> None:
     (folder / "where.txt").touch()
     (folder / "ready").touch()
     job: Mapping[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment
-    _limit(job["memory"])
+    limit(job["memory"])
     os.chdir(job["folder"])
     sys.path[:] = job["path"]
     function, arguments, named = pickle.loads(job["call"])
@@ -30,7 +30,8 @@ def main(folder: Path) -> None:
     (folder / "done.json").write_text("{}", encoding="utf-8")
 
 
-def _limit(memory: int | None) -> None:
+def limit(memory: int | None) -> None:
+    """From now on this process may use so many bytes of address space, and leaves no core file."""
     try:
         import resource
     except ImportError:  # Windows has none

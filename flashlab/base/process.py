@@ -59,20 +59,8 @@ def run_child(
     if IN_A_BROWSER:
         return _run_here(folder, module, flood)
     printed = folder / "printed.txt"
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
-    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}
-    temporary = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(folder))
-    command = [sys.executable, "-P", "-m", module, str(folder)]
     with printed.open("wb") as sink:
-        child = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**kept, **own, **temporary, **environment, PARENT: str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            start_new_session=os.name != "nt",
-        )
+        child = start_child(folder, module, environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
     kind, started, limit, end = "done", False, START, time.monotonic() + START
     watch: Stopwatch | None = None
     ready, where = folder / "ready", folder / "where.txt"
@@ -102,11 +90,29 @@ def run_child(
     if kind != "done":
         return Outcome(kind, "still running" if kind == "hang" else f"no end within {limit:g} seconds", _start(text))
     if not (folder / "done.json").exists():
-        if child.returncode < 0:
-            name = signal.Signals(-child.returncode).name
-            return Outcome("crash", f"its process was ended by {name}", _start(text))
-        return Outcome("exit", f"it ended its process (status {child.returncode}) instead of returning", _start(text))
+        return Outcome("crash" if child.returncode < 0 else "exit", how_it_ended(child.returncode), _start(text))
     return Outcome("done", "", _start(text))
+
+
+def start_child(folder: Path, module: str, environment: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start `python -m module folder` there, with limits on what it inherits. `streams` are those of `Popen`."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
+    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}
+    temporary = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(folder))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(folder)],
+        cwd=folder,
+        env={**kept, **own, **temporary, **environment, PARENT: str(os.getpid())},
+        start_new_session=os.name != "nt",
+        **streams,
+    )
+
+
+def how_it_ended(status: int) -> str:
+    """What became of a child that left before its time, by its exit status."""
+    if status < 0:
+        return f"its process was ended by {signal.Signals(-status).name}"
+    return f"it ended its process (status {status}) instead of returning"
 
 
 class Stopwatch:

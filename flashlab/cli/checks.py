@@ -248,8 +248,6 @@ class OutsiderOptions:
             )
 
 
-_CALL_SECONDS = 300
-"""How long a call of a function may take: the first one may compile for a GPU."""
 _KERNEL = "A kernel of a .cu file. Sizes are expressions of a problem's fields"
 
 
@@ -326,7 +324,15 @@ def verify(
         typer.Option(help="simulator, gpu or emulator, for flashlab's algorithms.", autocompletion=completion.backends),
     ] = "simulator",
     full: Annotated[bool, typer.Option("--full", help="Also run long and wide problems.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: few checks on small problems in one dtype, none random.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of everything random. Default 0; for what runs in a process of its own, drawn once it is loaded."
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -361,16 +367,19 @@ def verify(
 ) -> None:
     """Check the numbers, hard: edges, probes and random problems against naive attention in float64."""
     import flashlab as fl
-    from flashlab.verify import OUTSIDERS, Options, is_kernel
+    from flashlab.verify import CALL_SECONDS, OUTSIDERS, Options, is_kernel
     from flashlab.verify.apart import verify_apart
     from flashlab.verify.formats import FORMATS
+    from flashlab.verify.outsiders import outsider as made
 
     if format != "text" and format not in FORMATS:
         raise unknown("--format", format, ["text", *FORMATS])
     if time_limit is not None and not 0 <= time_limit < math.inf:
         raise UsageError("--time-limit", time_limit, "seconds, at least 0 (0: never stopped)")
+    somebodys = ":" in target or is_kernel(target) or target in OUTSIDERS
     asked: Any = {
-        "backend": backend, "full": full, "seed": seed, "examples": examples, "tile": options.tile(tile),
+        "backend": backend, "full": full, "quick": quick, "examples": examples, "tile": options.tile(tile),
+        "seed": 0 if seed is None and not somebodys else seed,
         "dtypes": options.values("--dtype", dtype, str) or None,
         "checks": options.values("--check", check, str) or None,
         "framework": outsider.framework,
@@ -384,9 +393,12 @@ def verify(
             report = verify_apart(target, lambda: adapter, Options(**asked), **kernel.limits(), on_row=tick)
         elif ":" in target or target in OUTSIDERS:
             launch.refuse()
-            load, given = partial(_foreign, target, outsider), Options(**asked, **where)
-            seconds = _CALL_SECONDS if time_limit is None else time_limit or math.inf
-            report = verify_apart(target, load, given, seconds=seconds, on_row=tick)
+            load = partial(made, target) if target in OUTSIDERS else partial(options.target, target)
+            seconds = CALL_SECONDS if time_limit is None else time_limit or math.inf
+            report = verify_apart(
+                target, load, Options(**asked, **where), seconds=seconds, on_row=tick, refuse=outsider.refuse,
+                adapt=lambda fn: outsider.adapter(fn, target),
+            )  # fmt: skip
         else:
             launch.refuse()
             outsider.refuse()
@@ -399,17 +411,6 @@ def verify(
         keep()
         raise typer.Exit(0 if report.passed else 1)
     _finish(report, json, keep)
-
-
-def _foreign(target: str, outsider: OutsiderOptions) -> Any:
-    """A function from elsewhere, with its conventions; a tile program, and what has conventions of its own, as it is."""
-    import flashlab as fl
-
-    found = options.target(target)
-    if not isinstance(found, str | fl.Program | fl.Adapter):
-        return outsider.adapter(found, target)
-    outsider.refuse()
-    return found
 
 
 def _name(target: str) -> str:

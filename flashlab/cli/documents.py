@@ -220,7 +220,8 @@ class TimeOfLaunch(Data):
 
 
 class Time(Document):
-    """A predicted time. `clock` is in hertz; `utilisation` is the share of the time in which a unit is busy."""
+    """A predicted time. `clock` is in hertz; `utilisation` is the share of the time in which a unit is busy. With `--claim`,
+    `refused` says why that can't be true, or nothing."""
 
     algorithm: str
     tile: str
@@ -230,6 +231,7 @@ class Time(Document):
     utilisation: dict[str, float]
     bound: str
     launches: tuple[TimeOfLaunch, ...]
+    refused: str | None = None
 
 
 Line = tuple[str, int]

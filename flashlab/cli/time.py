@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from flashlab.cli import options, output
 from flashlab.cli.options import PICTURES, Algorithm, DeviceName, Force, Json, ProblemOptions
 from flashlab.views import figures, tables
 from simulator.devices import Device
+from simulator.errors import UsageError
 from simulator.problem import Tile
 
 _OUTPUT = "Output"
@@ -32,6 +34,14 @@ def time(
         typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.", rich_help_panel="Run"),
     ] = None,
     device: DeviceName = "h100",
+    claim: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MICROSECONDS",
+            help="A time that somebody claims for it, from cold inputs. Less than the memory needs is refused: status 1.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -51,6 +61,13 @@ def time(
 
     options.check_outputs({"--trace": (trace, (".json",)), "--plot": (plot, PICTURES)}, inputs=[algorithm], force=force)
     posed, on = problem.problem(algorithm), Device.named(device)
+    refusal = ""
+    if claim is not None:
+        from flashlab.verify.claims import refused
+
+        if not 0 <= claim < math.inf:
+            raise UsageError("--claim", claim, "a time in microseconds, of at least 0")
+        refusal = refused(posed, claim / 1e6, on)
     found = fl.timeline(options.algorithm(algorithm), posed, tile=options.tile(tile), device=on)
     if trace is not None:
         import json as text
@@ -62,12 +79,16 @@ def time(
         with options.spelled(path="--plot"):
             save(found.plot(), plot)
     if json:
-        output.document(found.to_dict())
-        return
-    _print(found)
-    for path in (trace, plot):
-        if path is not None:
-            tables.line(path)
+        output.document(found.to_dict() | ({} if claim is None else {"refused": refusal}))
+    else:
+        _print(found)
+        for path in (trace, plot):
+            if path is not None:
+                tables.line(path)
+        if claim is not None:
+            tables.line(f"refused: {refusal}" if refusal else f"{claim:g} µs may be true")
+    if refusal:
+        raise typer.Exit(1)
 
 
 def _print(found: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +20,7 @@ from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_c
 from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, is_kernel, kernel, kernel_named
 from flashlab.verify.outsiders import OUTSIDERS
-from flashlab.verify.probes import CHECKS
+from flashlab.verify.probes import CHECKS, QUICK
 from flashlab.verify.raised import raised
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
@@ -42,6 +43,7 @@ __all__ = [
     "INPUTS",
     "LAYOUTS",
     "OUTSIDERS",
+    "QUICK",
     "Adapter",
     "Case",
     "Domain",
@@ -57,6 +59,8 @@ __all__ = [
 
 SEARCH = "search"
 """The name of the check in which Hypothesis looks for failing problems of its own."""
+CALL_SECONDS = 300.0
+"""How long a call of a function in a process of its own may take: the first one may compile for a GPU."""
 _AGAIN = 10
 """How often the smallest failing case is run again: a race fails now and then."""
 
@@ -67,7 +71,8 @@ class Options:
 
     backend: AnyBackend = "simulator"
     full: bool = False
-    seed: int = 0
+    quick: bool = False
+    seed: int | None = 0
     dtypes: Sequence[DType] | None = None
     checks: Sequence[str] | None = None
     examples: int | None = None
@@ -78,7 +83,10 @@ class Options:
     def __post_init__(self) -> None:
         """Raises `UsageError`: what nobody can run is no verdict on the target."""
         among("backend", self.backend, BACKENDS)
-        integer("seed", self.seed, 0)
+        if flag("quick", self.quick) and self.full:
+            raise UsageError("quick", self.quick, "False, since full is True")
+        if self.seed is not None:
+            integer("seed", self.seed, 0)
         if self.examples is not None:
             integer("examples", self.examples, 0)
         if self.device is not None:
@@ -102,22 +110,28 @@ def _names(argument: str, value: Any) -> tuple[str, ...] | None:
 
 
 def verify(
-    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[DType] | None = None,
-    checks: Sequence[str] | None = None, examples: int | None = None, device: DeviceName | None = None,
-    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
-    progress: bool = False, **launch: Any,
+    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, quick: bool = False, seed: int | None = None,
+    dtypes: Sequence[DType] | None = None, checks: Sequence[str] | None = None, examples: int | None = None,
+    device: DeviceName | None = None, tile: TileShape = None, framework: str | None = None,
+    on_row: Callable[[Row], None] | None = None, progress: bool = False, isolate: bool = False,
+    time_limit: float | None = None, adapt: Callable[[Any], Adapter] | None = None, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
     `target` is an algorithm's name, a tile program, the name of another library's kernel (in `OUTSIDERS`),
     "package:function", an `Adapter`, a callable, or a kernel of a CUDA source, "flash.cu:forward". That runs on the
-    emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Algorithms run on `backend`
+    emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Anything else of yours runs in
+    this process, where it could change the judge itself. With `isolate` it runs in one of its own, too: the judge stays
+    here, a call may take `time_limit` seconds (300), and what ends that process is a failed check. `adapt` makes an
+    `Adapter` of the function there; then its own file can't say what it is for. Algorithms run on `backend`
     ("simulator", "gpu" or "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU
-    problems of over 2^31 elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage
-    dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems
-    Hypothesis draws (0: none, and a failing problem isn't shrunk). `framework` is whose arrays a callable ("numpy" by
-    default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
-    and `progress=True` shows how many are.
+    problems of over 2^31 elements. `quick` is for a first look, or for a program that asks often: the checks in `QUICK` in
+    one dtype, on small problems, none random, unless you say otherwise. `checks` names some of `CHECKS` and "search" (None:
+    all). `dtypes` are the storage dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how
+    many random problems Hypothesis draws (0: none, and a failing problem isn't shrunk). `seed` is that of everything random
+    (None: 0 in this process; in one of its own it is drawn after the target was loaded, and the report says it).
+    `framework` is whose arrays a callable ("numpy" by default) or a GPU ("cupy" by default) is given. `on_row` is called
+    with every row as soon as it is done, and `progress=True` shows how many are.
 
     A backward pass is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
 
@@ -141,15 +155,17 @@ def verify(
                     on_row(row)
 
             return verify(
-                target, backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
-                tile=tile, framework=framework, on_row=done, **launch,
+                target, backend, full=full, quick=quick, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
+                tile=tile, framework=framework, on_row=done, isolate=isolate, time_limit=time_limit, adapt=adapt, **launch,
             )  # fmt: skip
+    apart = flag("isolate", isolate) or (isinstance(target, str) and is_kernel(target))
     options = Options(
-        backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
-        framework=framework,
+        backend=backend, full=full, quick=quick, seed=0 if seed is None and not apart else seed, dtypes=dtypes,
+        checks=checks, examples=examples, device=device, tile=tile, framework=framework,
     )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
-        found = kernel_named(target, {**launch, **({"device": device} if device else {})})
+        said = {"device": device, "time_limit": time_limit}
+        found = kernel_named(target, launch | {name: value for name, value in said.items() if value is not None})
         from flashlab.verify.apart import verify_apart  # only where it is wanted: it needs processes
 
         return verify_apart(target, lambda: found, options, **found.limits(), on_row=on_row)
@@ -161,18 +177,53 @@ def verify(
         raise UsageError(
             ", ".join(launch), Said(", ".join(map(str, launch.values()))), "nothing: only a .cu file is launched"
         )
+    if isolate:
+        return _isolated(target, options, on_row, CALL_SECONDS if time_limit is None else time_limit, adapt)
+    if adapt is not None:
+        raise UsageError("adapt", adapt, "None: an Adapter says the conventions of a function in this process")
+    if time_limit is not None:
+        raise UsageError("time_limit", time_limit, "None: only a process of its own can be stopped (isolate=True)")
     return verified(target, options, on_row, Steps())
 
 
+def _isolated(
+    target: Any,
+    options: Options,
+    on_row: Callable[[Row], None] | None,
+    seconds: float,
+    adapt: Callable[[Any], Adapter] | None,
+) -> Report:
+    """`verify` for a target in a process of its own. Raises `UsageError` for what is our own."""
+    from flashlab.verify.apart import loaded, verify_apart
+
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("time_limit", seconds, "seconds, at least 0 (0: never stopped)")
+    if adapt is not None and not callable(adapt):  # pyright: ignore[reportUnnecessaryComparison]
+        raise UsageError("adapt", adapt, "a function that returns an Adapter of the function that it is given")
+    said = target
+    if isinstance(target, Adapter) and not isinstance(target.fn, FileKernel):  # its conventions stay here
+        target, adapt = said.fn, lambda fn: replace(said, fn=fn)
+    name, load = loaded(target)
+
+    def refuse() -> None:
+        if adapt is not None:
+            raise UsageError("target", Said(name), "a function without conventions of its own: adapt says them")
+
+    return verify_apart(name, load, options, seconds=seconds or math.inf, on_row=on_row, adapt=adapt, refuse=refuse)
+
+
 def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:
-    """`verify` for a target that is no kernel by its name, step by step."""
+    """`verify` for a target that is no kernel by its name, step by step. It may be one that is made already."""
     from flashlab.verify import foreign  # only where something is verified
 
     o = options
-    if (row := general.row_of(target)) is not None:
+    row = target.row if isinstance(target, general.Ours) else general.row_of(target)
+    if row is not None:
         _check_general(row.operation, o)
         kinds = _checked_dtypes(o.dtypes, row.dtypes, row.dtypes)
-        subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
+        subject = target
+        if not isinstance(target, general.Ours):
+            subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
         return _general(subject, kinds, o, on_row, steps)
     if (adapter := foreign.adapted(target)) is not None:
         _check_general(BACKWARD, o)
@@ -181,18 +232,21 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         subject.probe(kinds)
         found = _general(subject, kinds, o, on_row, steps)
         return replace(found, domain=subject.target.domain.words, place=subject.target.place())
-    chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if o.checks is None else list(o.checks)
+    every = QUICK if o.quick else [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]]
+    chosen = every if o.checks is None else list(o.checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
     wanted = target_of(target, o.backend, device=o.device, tile=o.tile, framework=o.framework)
     wanted.check_options()
-    dtypes = _checked_dtypes(o.dtypes, wanted.dtypes, wanted.domain.dtypes or ITEMSIZE)
-    bench = Bench(wanted, dtypes, o.full, o.seed, steps)
+    dtypes = _checked_dtypes(
+        o.dtypes, wanted.dtypes[:1] if o.quick else wanted.dtypes, wanted.domain.dtypes or ITEMSIZE
+    )
+    bench = Bench(wanted, dtypes, o.full, o.seed or 0, steps, o.quick)
     bench.probe()
     begun, rows, failing = time.perf_counter(), list[Row](), None
     failures = list[tuple[Trial, Row]]()
-    count = o.examples if o.examples is not None else (2000 if o.full else wanted.examples)
+    count = o.examples if o.examples is not None else 0 if o.quick else (2000 if o.full else wanted.examples)
 
     def done(row: Row) -> None:
         rows.append(row)
@@ -224,14 +278,14 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         if trial.case and count and not row.ended:
             found = _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200).failing
         smaller, before = (_one(bench, found[0]), found[1]) if found else (trial, row), trial.case
-        if trial.case is None and not row.ended:
+        if trial.case is None and not row.ended and not o.quick:
             smaller, before = _by_the_rule(bench, trial, row) or smaller, Case(problem=trial.problem, seed=bench.seed)
         failing = _failing(bench, *smaller, before)
     return Report(
         target=wanted.name,
         backend=wanted.backend,
         rule=TEXT,
-        seed=o.seed,
+        seed=o.seed or 0,
         full=o.full,
         lse_checked=wanted.lse,
         seconds=time.perf_counter() - begun,
@@ -262,6 +316,8 @@ def _checked_dtypes(
 def _check_general(operation: Operation, options: Options) -> None:
     """Raises `UsageError` for what an operation that isn't attention has not."""
     o = options
+    if o.quick:
+        raise UsageError("quick", o.quick, f"False: {operation.name} has only short problems")
     if o.full:
         raise UsageError("full", o.full, f"False: {operation.name} has no long or wide problems")
     if o.examples:
@@ -280,7 +336,7 @@ def _general(
 ) -> Report:
     """The report on an operation that isn't attention."""
     o, begun, found, failures = options, time.perf_counter(), list[Row](), list[tuple[Row, Problem]]()
-    for each, problem in general.rows(subject, dtypes=dtypes, checks=o.checks, seed=o.seed, steps=steps):
+    for each, problem in general.rows(subject, dtypes=dtypes, checks=o.checks, seed=o.seed or 0, steps=steps):
         found.append(each)
         if each.status == "failed":
             failures.append((each, problem))
@@ -290,7 +346,7 @@ def _general(
         target=subject.name,
         backend=subject.backend,
         rule=f"each row within the bound of {subject.operation.name}",
-        seed=o.seed,
+        seed=o.seed or 0,
         full=False,
         lse_checked=True,
         seconds=time.perf_counter() - begun,
@@ -312,13 +368,13 @@ def _general_failing(
     message, cause, least = f"{row.check}: {row.detail}", "", problem
     if not row.ended:
         with suppress(Ended, Refused):
-            least, small = steps.step(lambda: general.smallest(subject, problem, row.check, options.seed))
+            least, small = steps.step(lambda: general.smallest(subject, problem, row.check, options.seed or 0))
             message = f"{row.check}, {small.problem}: {small.detail}"
             dtype = [p for _, p in failures if p.dtype == problem.dtype]
             others = list(dict.fromkeys([problem, *dtype[:4], *_of_shapes(subject, problem.dtype)]))
-            cause = steps.step(lambda: general.likely(subject, least, others, options.seed))
+            cause = steps.step(lambda: general.likely(subject, least, others, options.seed or 0))
     named = getattr(subject, "target", None)
-    call = f'run_case({{}}, {Case(problem=least, seed=options.seed).source}{{}}, check="{row.check}")'
+    call = f'run_case({{}}, {Case(problem=least, seed=options.seed or 0).source}{{}}, check="{row.check}")'
     if named is not None:
         return Failing(message=message, python=_python(named, call), likely=cause)
     where = "".join(

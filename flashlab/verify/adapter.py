@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
@@ -149,6 +149,24 @@ class Failure(Exception):
         self.place = place
 
 
+class Raised(Exception):
+    """What a candidate raised in another process, of which only words come here: the `kind` is its type's name.
+
+    `of` is the type of Python's, or of ours, that it is one of ("TypeError", "RuntimeError", "BuildError"), or "". `at_call`: the
+    call itself raised it, since its arguments didn't fit.
+    """
+
+    def __init__(self, kind: str, said: str, *, of: str = "", at_call: bool = False) -> None:
+        super().__init__(said)
+        self.kind, self.of, self.at_call = kind, of, at_call
+
+
+def in_words(error: BaseException) -> str:
+    """What a row says of an exception of the target's."""
+    kind = error.kind if isinstance(error, Raised) else type(error).__name__
+    return f"raised {kind}: {' '.join(str(error).split())}"[:300]
+
+
 TileShape = tuple[int, int] | None
 
 
@@ -230,7 +248,9 @@ class CallableTarget(Target):
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.name = adapter.name or getattr(adapter.fn, "__qualname__", "callable")
-        self.frame = frame_named(adapter.framework)
+        self.frame = getattr(adapter.fn, "frame", frame_named)(
+            adapter.framework
+        )  # a function in another process has its own
         self.align = adapter.causal
         self.lse, self.bitwise = adapter.lse is not None, adapter.bitwise
         self.keywords, self.anything = _keywords(adapter.fn)
@@ -288,19 +308,27 @@ class CallableTarget(Target):
         tile: TileShape = None,
         scales: Any = None,
     ) -> tuple[Any, Any]:
-        got = self.results(problem, arrays)
-        if self.lse and len(got) < 2:
+        return self.sorted(self.results(problem, arrays))
+
+    def sorted(self, got: Sequence[Any]) -> tuple[Any, Any]:
+        """(out, lse) of what the function returned. Raises `UsageError` where the LSE lacks."""
+        if self.lse and (len(got) < 2 or got[1] is None):  # without it, nobody would hold it to the rule
             raise UsageError("lse", self.adapter.lse, "None for a function that returns no (out, lse)")
         return self.turned(got[0]), (got[1] if self.lse else None)
 
     def results(self, problem: Problem, arrays: Mapping[str, Any]) -> list[Any]:
         """All that the function returns, as it returns it. Raises `Refused`."""
-        given = [self.turned(arrays[name]) for name in self.operands]
+        given, named = self.asked(problem, arrays)
         try:
-            result: Any = self.adapter.fn(*given, **self.told(problem), **self._per_head(problem, arrays))
+            result: Any = self.adapter.fn(*given, **named)
         except NotImplementedError as refusal:
             raise Refused.by(refusal) from None
         return [*result] if type(result) in (tuple, list) else [result]
+
+    def asked(self, problem: Problem, arrays: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What the function is called with, by position and by keyword."""
+        given = [self.turned(arrays[name]) for name in self.operands]
+        return given, self.told(problem) | self._per_head(problem, arrays)
 
     def turned(self, x: Any) -> Any:
         """An array of our layout in the function's, or the other way round."""
@@ -327,14 +355,18 @@ class CallableTarget(Target):
 
     def argument_error(self, problem: Problem, error: BaseException) -> Exception | None:
         """The error for a function that refuses its arguments, or None for an error of another kind."""
-        innermost = error.__traceback__
-        while innermost and innermost.tb_next:
-            innermost = innermost.tb_next
-        says_so = isinstance(error, TypeError | RuntimeError) and REFUSES_ARGUMENTS.search(str(error)) is not None
-        if (
-            innermost is not None and innermost.tb_frame.f_code is CallableTarget.results.__code__
-        ):  # the call itself raised
-            refused = says_so or isinstance(error, TypeError)
+        of = next((kind for kind in (TypeError, RuntimeError) if isinstance(error, kind)), None)
+        kind, at_call = of.__name__ if of else "", False
+        if isinstance(error, Raised):
+            kind, at_call = error.of, error.at_call
+        else:
+            innermost = error.__traceback__
+            while innermost and innermost.tb_next:
+                innermost = innermost.tb_next
+            at_call = innermost is not None and innermost.tb_frame.f_code is CallableTarget.results.__code__
+        says_so = kind in ("TypeError", "RuntimeError") and REFUSES_ARGUMENTS.search(str(error)) is not None
+        if at_call:  # the call itself raised
+            refused = says_so or kind == "TypeError"
         else:  # a function that names no arguments of its own may have passed them on
             refused = says_so and self.anything
         if not refused:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target
+from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target, in_words
 from flashlab.verify.cases import Case, describe, said
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
@@ -67,6 +67,8 @@ class Bench:
     full: bool
     seed: int
     steps: Steps = field(default_factory=Steps)
+    quick: bool = False
+    """Is it enough to look at small problems, and to trust the judge?"""
 
     def does(self, problem: Problem) -> bool:
         """Does the target take this problem?"""
@@ -88,7 +90,7 @@ class Bench:
             return  # it does neither: the rows will say why
         try:
             self.call(p, {name: target.frame.put(x) for name, x in self.draw(p).items()})
-        except (UsageError, Unavailable):
+        except (Ended, UsageError, Unavailable):
             raise
         except (Exception, SystemExit) as error:
             if (refusal := target.argument_error(p, error)) is not None:
@@ -106,14 +108,21 @@ class Bench:
     def run(
         self, problem: Problem, arrays: Arrays, *, layout: str = "plain", garbage: float = math.nan,
         tile: tuple[int, int] | None = None, out: bool = False, scales: Scales | None = None,
+        within: dict[str, Placed] | None = None,
     ) -> Result:  # fmt: skip
         """Run the target on a problem's operands.
+
+        With `within`, they go into the same memory as those of an earlier run of the problem with this dictionary.
 
         Every buffer has guard bands of `garbage`. These and the inputs must be unchanged afterwards, or `Failure` is
         raised. With `out`, the target writes into a buffer of ours, which is full of garbage before the launch.
         """
         frame = self.target.frame
         placed = {name: place(frame, x, layout, garbage) for name, x in arrays.items()}
+        if within is not None:
+            for name, x in placed.items():
+                placed[name] = within[name].refilled(x) if name in within else x
+            within.update(placed)
         mine: Placed | None = None
         if out:
             shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
@@ -141,7 +150,7 @@ class Bench:
         """Hold one case to the rule, by two oracles that share no mask code. Returns the worst error over its limit."""
         p, arrays = case.problem, case.arrays()
         expected = self.expect(p, arrays)
-        if p.len_q * p.len_kv * p.batch * p.heads <= DENSE_LIMIT:
+        if not self.quick and pairs_of(p) <= DENSE_LIMIT:
             self.check_oracles(p, arrays, expected)
         result = self.run(p, arrays, layout=case.layout, tile=case.tile)
         return held(judge(expected, result.out, result.lse)).worst
@@ -178,12 +187,16 @@ class Bench:
             row = replace(row, status="failed", detail=str(failure), place=failure.place)
         except Refused as reason:
             row = replace(row, status="not run", detail=str(reason))
-        except Unavailable:
+        except (Ended, Unavailable):
             raise
         except (Exception, SystemExit) as error:  # whatever the target raises is a finding, no crash of ours
-            said = " ".join(str(error).split())
-            row = replace(row, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
+            row = replace(row, status="failed", detail=in_words(error))
         return replace(row, seconds=time.perf_counter() - begun)
+
+
+def pairs_of(p: Problem) -> int:
+    """The (query, key) pairs of a problem, over batch and heads."""
+    return p.len_q * p.len_kv * p.batch * p.heads
 
 
 def stepped(steps: Steps, body: Callable[[], Row], row: Row) -> Row:

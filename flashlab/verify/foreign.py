@@ -127,21 +127,32 @@ class Differentiated(Backward):
 
     def run_on(self, problem: Problem, given: Mapping[str, Any]) -> dict[str, Array]:
         with self.steps.call():
-            leaves, out, _ = self._forward(problem, given)
-            found = self.frame.module.autograd.grad(out, leaves, given["dout"].to(out.dtype), allow_unused=True)
+            found = self.gradients(problem, given)
         missing = [name for name, x in zip(GRADIENTS, found, strict=True) if x is None]
         if missing:
             raise Failure(f"{', '.join(missing)}: autograd finds no way to it from out")
         return {name: as_numpy(name, x) for name, x in zip(GRADIENTS, found, strict=True)}
 
+    def gradients(self, problem: Problem, given: Mapping[str, Any]) -> Sequence[Any]:
+        """dq, dk and dv, in our layout; None where autograd finds none. Raises `UsageError` for a function without a graph."""
+        apart = getattr(self.target.adapter.fn, "gradients", None)
+        if apart is not None:  # the graph is in another process
+            arguments, named = self.target.asked(problem, given)
+            found = apart(self.target.turned(given["dout"]), *arguments, **named)
+            if not found:
+                raise self._no_graph()
+            return [x if x is None else self.target.turned(x) for x in found]
+        leaves, out, _ = self._forward(problem, given)
+        return self.frame.module.autograd.grad(out, leaves, given["dout"].to(out.dtype), allow_unused=True)
+
     def expect(self, problem: Problem, arrays: Mapping[str, Array]) -> Expected:
         """The truth for the function's own output and LSE."""
         exact = ATTENTION.judge(problem, arrays)
         with self.steps.call():
-            _, out, lse = self._forward(problem, {name: self.frame.put(x) for name, x in arrays.items()})
-        own = {"out": as_numpy("out", out.detach())}
+            out, lse = self._outputs(problem, {name: self.frame.put(x) for name, x in arrays.items()})
+        own = {"out": as_numpy("out", out)}
         if lse is not None:
-            own["lse"] = self.target.natural(as_numpy("lse", lse.detach()))
+            own["lse"] = self.target.natural(as_numpy("lse", lse))
         try:
             worst(ATTENTION, (exact, ATTENTION.bounds(problem, arrays, exact)), own)
         except Failure as failure:
@@ -152,14 +163,25 @@ class Differentiated(Backward):
         apart = {name: np.linalg.norm(x - other[name], axis=-1) for name, x in truth.items()}
         return truth, {name: bound + apart[name] for name, bound in bounds.items()}
 
+    def _outputs(self, problem: Problem, given: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The output and the LSE where a gradient is asked for: a function may go another way then."""
+        apart = getattr(self.target.adapter.fn, "differentiated", None)
+        if apart is not None:
+            return self.target.sorted(apart(*(asked := self.target.asked(problem, given))[0], **asked[1]))
+        _, out, lse = self._forward(problem, given)
+        return out.detach(), None if lse is None else lse.detach()
+
     def _forward(self, problem: Problem, given: Mapping[str, Any]) -> tuple[list[Any], Any, Any]:
         """q, k and v as leaves of a graph, and the output and LSE at its end."""
         leaves = {name: given[name].detach().requires_grad_() for name in "qkv"}
         with self.frame.module.enable_grad():
             out, lse = self.target.call(problem, {**given, **leaves})
         if not out.requires_grad:
-            raise UsageError("target", Said(self.name), "a function whose output torch's autograd can differentiate")
+            raise self._no_graph()
         return [*leaves.values()], out, lse
+
+    def _no_graph(self) -> UsageError:
+        return UsageError("target", Said(self.name), "a function whose output torch's autograd can differentiate")
 
 
 def adapted(target: Any) -> Adapter | None:

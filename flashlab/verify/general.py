@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 from flashlab.verify import gradients, pages, shared
-from flashlab.verify.adapter import Refused
+from flashlab.verify.adapter import Refused, in_words
 from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe, said
 from flashlab.verify.memory import frame_named
 from flashlab.verify.report import Row
-from flashlab.verify.steps import Steps
+from flashlab.verify.steps import Ended, Steps
 from flashlab.verify.subject import Check, Subject, worst
 from simulator import Device, Problem, Tile, catalogue, count, shape_run
 from simulator.algorithm import Algorithm
@@ -61,6 +61,16 @@ class Ours(Subject):
 
     def run_on(self, problem: Problem, given: Mapping[str, Any]) -> dict[str, Array]:
         return {name: as_numpy(name, x) for name, x in self.plan(problem).run(given).items()}
+
+    def check_bytes(self, problem: Problem, seed: int) -> None:
+        """Raise `Failure` if the run on data, the run on shapes and the formula don't count the same bytes."""
+        program = self.row.program
+        where: dict[str, Any] = {"device": self.device, "tile": self.tile}
+        ways = {"shapes": shape_run(program, problem, **where), "formula": count(program, problem, **where)}
+        run = run_on_data(program, self.operation.draw(problem, seed), problem, **where)
+        for name, counts in ways.items():
+            if counts != run.counts:
+                raise Failure(f"the {name} and the run on data count different bytes")
 
     def allocates(self, problem: Problem) -> Iterable[int]:
         counts = count(self.row.program, problem, device=self.device, tile=self.tile)
@@ -116,13 +126,7 @@ def _determinism(subject: Subject, p: Problem, seed: int) -> None:
 def _byte_counts(subject: Subject, p: Problem, seed: int) -> None:
     """The run on data, the run on shapes and the formula must count the same bytes."""
     assert isinstance(subject, Ours)  # nobody counts others
-    program = subject.row.program
-    where: dict[str, Any] = {"device": subject.device, "tile": subject.tile}
-    ways = {"shapes": shape_run(program, p, **where), "formula": count(program, p, **where)}
-    run = run_on_data(program, subject.operation.draw(p, seed), p, **where)
-    for name, counts in ways.items():
-        if counts != run.counts:
-            raise Failure(f"the {name} and the run on data count different bytes")
+    subject.check_bytes(p, seed)
 
 
 CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte_counts": _byte_counts}
@@ -179,11 +183,10 @@ def _performed(row: Row, subject: Subject, check: Check, problem: Problem, seed:
         found = replace(found, status="failed", detail=str(failure))
     except (SramOverflow, UsageError, Refused) as refusal:
         found = replace(found, status="not run", detail=str(refusal))
-    except Unavailable:
+    except (Ended, Unavailable):
         raise
     except (Exception, SystemExit) as error:  # whatever it raises is a finding, no crash of ours
-        said = " ".join(str(error).split())
-        found = replace(found, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
+        found = replace(found, status="failed", detail=in_words(error))
     return replace(found, seconds=time.perf_counter() - begun)
 
 

@@ -9,13 +9,25 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
 from flashlab.base.files import path_of
-from flashlab.verify.adapter import PER_HEAD, TOLD, Adapter, CallableTarget, Failure, Layout, Refused, TileShape, named
+from flashlab.verify.adapter import (
+    PER_HEAD,
+    TOLD,
+    Adapter,
+    CallableTarget,
+    Failure,
+    Layout,
+    Raised,
+    Refused,
+    TileShape,
+    named,
+)
 from flashlab.verify.domain import Domain
 from flashlab.verify.expressions import array, calculated
 from simulator import Problem, UsageError
@@ -281,7 +293,7 @@ class KernelTarget(CallableTarget):
     watched = True
 
     def __init__(self, adapter: Adapter, kernel: FileKernel) -> None:
-        self.kernel = kernel
+        self.kernel, self.attend = kernel, partial(attended, kernel)
         super().__init__(adapter)
         self.name = adapter.name or f"{kernel.file.name}:{kernel.name or kernel.declared().name}"
         self.dtypes = self.domain.dtypes or ()
@@ -305,14 +317,7 @@ class KernelTarget(CallableTarget):
     ) -> tuple[Any, Any]:
         swap = self.adapter.layout == "bshd"
         given = {name: x.swapaxes(1, 2) if swap and name in "qkv" else x for name, x in arrays.items()}
-        try:
-            run, got, lse = self.kernel.attend(problem, given, layout=self.adapter.layout)
-        except NotImplementedError as refusal:
-            raise Refused.by(refusal) from None
-        if not run.passed:
-            first, *others = run.complaints()
-            more = f" (and {len(others)} more)" if others else ""
-            raise Failure(f"{first}{more}", _line(run))
+        got, lse = self.attend(problem, given, self.adapter.layout)
         if self.lse and lse is None:
             accepted = 'None, or the parameter that is the LSE as "lse" in `arguments`'
             raise UsageError("lse", self.adapter.lse, accepted)
@@ -322,6 +327,8 @@ class KernelTarget(CallableTarget):
         """A file that doesn't compile is bad input, not a verdict."""
         from flashlab.emulator import BuildError
 
+        if isinstance(error, Raised) and error.of == "BuildError":
+            return BuildError(str(error))
         return error if isinstance(error, BuildError) else None
 
     def place(self) -> tuple[str, int] | None:
@@ -331,6 +338,21 @@ class KernelTarget(CallableTarget):
     def source(self) -> str | None:
         made = self.kernel.source()
         return made and f"fl.Adapter({made}{self._conventions()})"
+
+
+def attended(
+    kernel: FileKernel, problem: Problem, arrays: Mapping[str, Array], layout: Layout
+) -> tuple[Array, Array | None]:
+    """The output and the LSE of one launch, in the layout. Raises `Failure` for what the emulator finds, and `Refused`."""
+    try:
+        run, got, lse = kernel.attend(problem, arrays, layout=layout)
+    except NotImplementedError as refusal:
+        raise Refused.by(refusal) from None
+    if not run.passed:
+        first, *others = run.complaints()
+        more = f" (and {len(others)} more)" if others else ""
+        raise Failure(f"{first}{more}", _line(run))
+    return got, lse
 
 
 def _line(run: FileRun) -> tuple[str, int] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,6 +59,10 @@ class Frame:
 
 class NumpyFrame(Frame):
     name = "numpy"
+
+    def litter(self, sizes: Iterable[int]) -> None:
+        held = [np.full(n, 255, np.uint8) for n in sizes if n]
+        del held
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         return np.lib.stride_tricks.as_strided(buffer[offset:], shape, tuple(s * buffer.itemsize for s in strides))
@@ -126,6 +130,11 @@ class Placed:
     view: Any
     before: Array
     inside: Array
+
+    def refilled(self, other: Placed) -> Placed:
+        """This buffer with the content of another of its kind."""
+        self.buffer[...] = other.buffer
+        return replace(self, before=other.before)
 
     def harm(self, *, written: bool = False) -> str | None:
         """What happened to the buffer: to the garbage around the array, and (unless it is an output) to the array."""

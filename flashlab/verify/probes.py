@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-import simulator
 from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import (
     Bench,
@@ -21,12 +20,14 @@ from flashlab.verify.bench import (
     keeps_scores,
     near,
     no_such_problem,
+    pairs_of,
     visible,
 )  # fmt: skip
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, said, usual
 from flashlab.verify.dropout import dropout
 from flashlab.verify.eight_bit import caches, exact_lse, scaled_operands
 from flashlab.verify.masks import masks
+from flashlab.verify.memory import Placed
 from flashlab.verify.ragged import SHORT, ragged
 from flashlab.verify.rule import SUMS, judge, reference
 from flashlab.verify.scores import extremes, head_order, key_sets, neutral
@@ -40,6 +41,10 @@ from simulator.problem import FP8
 
 Check = Callable[[Bench], Iterator[Trial]]
 
+QUICK = ("rule", "key_sets", "hidden_keys", "memory", "determinism", "reuse")
+"""The checks of a quick verification: those that cost little, beside the rule."""
+QUICK_PAIRS = 1 << 16
+"""The most (query, key) pairs, over batch and heads, of a problem of the rule in a quick verification."""
 MOST_SCORES = 1 << 21
 """The most (query, key) pairs per head for which `long_sums` asks."""
 
@@ -54,7 +59,7 @@ def rule(bench: Bench) -> Iterator[Trial]:
             case = bench.target.domain.another(wanted, taken)
             if case is not None and not keeps_scores(case.problem, wanted.problem):
                 yield Trial(word, wanted.problem, no_such_problem)
-            elif case is not None:
+            elif case is not None and not (bench.quick and pairs_of(case.problem) > QUICK_PAIRS):
                 taken.add(case)
                 label = said(word, wanted.problem, case.problem)
                 yield Trial(label, case.problem, lambda case=case: bench.judge_case(case), case)
@@ -292,6 +297,24 @@ def _determinism(bench: Bench, p: Problem) -> None:
             raise Failure(f"run {n} differs from run 1")
 
 
+def reuse(bench: Bench) -> Iterator[Trial]:
+    """Other values in the same memory give other results. Each obeys the rule, and the first values give the first result."""
+    for dtype in bench.dtypes:
+        p = usual(dtype, heads=4, kv_heads=2, len_q=40, causal=True)
+        yield fitted(bench, "other values in the same memory", p, _reuse)
+
+
+def _reuse(bench: Bench, p: Problem) -> float:
+    if not bench.target.frame.views:
+        raise Refused(f"{bench.target.frame.name} owns its memory")
+    within, worst = dict[str, Placed](), 0.0
+    for more in (0, 1, 2, 0):
+        arrays = ATTENTION.draw(p, bench.seed + more)
+        result = bench.run(p, arrays, within=within)
+        worst = max(worst, held(judge(bench.expect(p, arrays), result.out, result.lse)).worst)
+    return worst
+
+
 def long_sums(bench: Bench) -> Iterator[Trial]:
     """Sums over many keys must not lose their small addends.
 
@@ -336,29 +359,7 @@ def byte_counts(bench: Bench) -> Iterator[Trial]:
             ("soft cap, sinks, ALiBi", usual(dtype, **EVERY_SCORE, len_q=70, causal=True), (32, 16)),
             ("ragged batch", usual(dtype, len_q=None, lengths=SHORT, causal=True), (32, 16)),
         ):
-            yield Trial(word, p, lambda p=p, tile=tile: _byte_counts(target, p, tile))
-
-
-def _byte_counts(target: SimulatorTarget, p: Problem, tile: tuple[int, int] | None) -> None:
-    arrays: Any = ATTENTION.draw(p)
-    where: dict[str, Any] = {"tile": target.tile or tile, "device": target.device, "lse": True}
-    run = simulator.simulate(target.algorithm, **arrays, **p.masks, **where)
-    ways = {
-        "shapes": simulator.shape_run(target.algorithm, p, **where),
-        "formula": simulator.count(target.algorithm, p, **where),
-    }
-    for name, counts in ways.items():
-        if counts.launches != run.counts.launches:
-            raise Failure(f"the {name} count {_difference(run.counts, counts)}")
-
-
-def _difference(a: Any, b: Any) -> str:
-    for x, y in zip(a.launches, b.launches, strict=False):
-        for entry in sorted({*x.ledger, *y.ledger}):
-            if x.ledger.get(entry, 0) != y.ledger.get(entry, 0):
-                where = f"launch {x.name}, step {entry.step}: {entry.what} of {entry.tensor}"
-                return f"{y.ledger.get(entry, 0):,} bytes, the run on data {x.ledger.get(entry, 0):,} ({where})"
-    return "launches, SRAM or FLOPs otherwise than the run on data does"
+            yield Trial(word, p, lambda p=p, tile=tile: target.check_bytes(p, tile))
 
 
 def huge(bench: Bench) -> Iterator[Trial]:
@@ -437,6 +438,7 @@ CHECKS: dict[str, Check] = {
     "caches": caches,
     "head_order": head_order,
     "determinism": determinism,
+    "reuse": reuse,
     "long_sums": long_sums,
     "scaled_operands": scaled_operands,
     "exact_lse": exact_lse,

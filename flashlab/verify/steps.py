@@ -1,33 +1,28 @@
-"""The steps of a verification, in each of which the target's code may end the process.
-
-In a process of its own (`apart`), what each step came to is kept in a folder. If the process ends, the next one begins
-anew: it reads what was kept instead of doing it once more, up to the step in which the other one ended.
-"""
+"""The steps of a verification, in each of which the target may end the process that it runs in, and the alarm that ends it."""
 
 from __future__ import annotations
 
 import faulthandler
 import math
 import os
-import pickle
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from flashlab.base.process import LOOK, Stopwatch
-from flashlab.verify.adapter import Refused
 
-__all__ = ["MOST_ENDS", "Ended", "Journal", "Steps"]
+__all__ = ["MOST_ENDS", "WHERE", "Alarm", "Ended", "Steps", "line_of"]
 
 T = TypeVar("T")
 Place = tuple[str, int]
 
 MOST_ENDS = 5
 """How often the process may end. After that nothing more is run."""
+WHERE = "where.txt"
+"""The file in which an alarm writes what was running."""
 
 
 class Ended(Exception):
@@ -53,30 +48,12 @@ class Steps:
         yield
 
 
-class Journal(Steps):
-    """The steps in a process of their own, kept in a folder. A call of the target may take so many `seconds` of its
-    own time (`process.Stopwatch`)."""
+class Alarm:
+    """It ends the process in which a call takes more than so many `seconds` of its own time (`process.Stopwatch`). What was
+    running then stands in a file of the folder."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self.kept, self.begun, self.where = folder / "steps.pickle", folder / "begun", folder / "where.txt"
-        self.seconds = seconds
-        self.before = deque(read(self.kept))
-        if sum(isinstance(each, Ended) for each in self.before) >= MOST_ENDS:
-            self.over = f"its process had ended {MOST_ENDS} times"
-
-    def step(self, body: Callable[[], T]) -> T:
-        if self.before:
-            known = self.before.popleft()
-            if isinstance(known, Ended):
-                raise known
-            return known
-        if self.over:
-            raise Refused(self.over)
-        self.begun.touch()
-        result = body()
-        note(self.kept, result)
-        self.begun.unlink()
-        return result
+        self.where, self.seconds = folder / WHERE, seconds
 
     @contextmanager
     def call(self) -> Generator[None]:
@@ -107,37 +84,9 @@ class Journal(Steps):
         late = 2 * LOOK if seconds > 0 else 0
         faulthandler.dump_traceback_later(max(seconds + late, 1e-3), exit=True, file=where)
 
-    def end(self, message: str) -> bool:
-        """The process has ended, as the message says. Keep it as what its last step came to; false if it was in none."""
-        if not self.begun.exists():
-            return False
-        text = self.where.read_text(encoding="utf-8", errors="replace") if self.where.exists() else ""
-        if text:
-            message = f"a call was still running after {self.seconds:g} seconds"
-        whole = read(self.kept)  # it may have ended while it wrote
-        self.kept.write_bytes(b"".join(map(pickle.dumps, [*whole, Ended(message, _line_of(text))])))
-        self.begun.unlink()
-        self.where.unlink(missing_ok=True)
-        return True
 
-
-def note(file: Path, value: Any) -> None:
-    """Add a value to those in a file."""
-    with file.open("ab") as sink:
-        sink.write(pickle.dumps(value))
-
-
-def read(file: Path) -> list[Any]:
-    """The values that were noted in a file."""
-    found: list[Any] = []
-    with suppress(FileNotFoundError, EOFError, pickle.UnpicklingError), file.open("rb") as source:
-        while True:
-            found.append(pickle.load(source))
-    return found
-
-
-def _line_of(traceback: str) -> Place | None:
-    """Where the target's function is, in what faulthandler wrote (innermost frame first): what `adapter` has called."""
-    own = re.escape(str(Path(__file__).with_name("adapter.py")))
-    found = re.search(rf'File "(.*)", line (\d+) in .*\n  File "{own}", line \d+ in results\n', traceback)
+def line_of(traceback: str) -> Place | None:
+    """Where the target's function is, in what faulthandler wrote (innermost frame first): what `candidate` has called."""
+    own = re.escape(str(Path(__file__).with_name("candidate.py")))
+    found = re.search(rf'File "(.*)", line (\d+) in .*\n  File "{own}", line \d+ in called\n', traceback)
     return (found[1], int(found[2])) if found else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import simulator
-from flashlab.verify.adapter import Adapter, CallableTarget, Refused, Target, TileShape, imported, named
+from flashlab.verify.adapter import Adapter, CallableTarget, Failure, Refused, Target, TileShape, imported, named
 from flashlab.verify.cases import EVERY_SCORE
 from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, KernelTarget
@@ -47,7 +47,8 @@ class SimulatorTarget(Target):
     tiles = (None, (16, 16), (32, 16), (16, 48), (20, 12))
     longest = 70
 
-    def __init__(self, algorithm: Any, device: DeviceName, tile: TileShape) -> None:
+    def __init__(self, algorithm: Any, device: DeviceName, tile: TileShape, *, asked: bool = True) -> None:
+        """`asked`: a program of one's own is asked what it knows, by running it."""
         self.algorithm, self.tile = algorithm, tile
         self.device: DeviceName = device
         self.row = simulator.catalogue.get(algorithm)
@@ -56,7 +57,7 @@ class SimulatorTarget(Target):
             self.dtypes = self.row.dtypes
         self.domain = _domain(self.row)
         own = self.row is not CATALOGUE.get(self.name)  # nobody said what a program of one's own knows
-        self.ignored = {feature for feature in UNCOMMON if own and not self._minds(feature)}
+        self.ignored = {feature for feature in UNCOMMON if own and asked and not self._minds(feature)}
         self.ignored |= {"kv_dtype"} if own else set()  # to multiply with no scale is no sign that it knows them
         known = [name for name in _scores(self.row) if name not in self.ignored]
         self.scores = tuple(itertools.chain(*(itertools.combinations(known, n) for n in range(len(known) + 1))))
@@ -100,11 +101,32 @@ class SimulatorTarget(Target):
             raise Refused(str(overflow)) from None
         return run.out, run.lse
 
+    def check_bytes(self, problem: Problem, tile: TileShape) -> None:
+        """Raise `Failure` if the run on data, the run on shapes and the formula (if there is one) don't count the same bytes."""
+        where: dict[str, Any] = {"tile": self.tile or tile, "device": self.device, "lse": True}
+        run = simulator.simulate(self.algorithm, **ATTENTION.draw(problem), **problem.masks, **where)
+        ways = {
+            "shapes": simulator.shape_run(self.algorithm, problem, **where),
+            "formula": simulator.count(self.algorithm, problem, **where),
+        }
+        for name, counts in ways.items():
+            if counts.launches != run.counts.launches:
+                raise Failure(f"the {name} count {_difference(run.counts, counts)}")
+
     def source(self) -> str | None:
         return named(self.algorithm)
 
     def options(self) -> dict[str, Any]:
         return _given(device=None if self.device == "h100" else self.device, tile=self.tile and tuple(self.tile))
+
+
+def _difference(a: Any, b: Any) -> str:
+    for x, y in zip(a.launches, b.launches, strict=False):
+        for entry in sorted({*x.ledger, *y.ledger}):
+            if x.ledger.get(entry, 0) != y.ledger.get(entry, 0):
+                where = f"launch {x.name}, step {entry.step}: {entry.what} of {entry.tensor}"
+                return f"{y.ledger.get(entry, 0):,} bytes, the run on data {x.ledger.get(entry, 0):,} ({where})"
+    return "launches, SRAM or FLOPs otherwise than the run on data does"
 
 
 class AttentionTarget(Target):
@@ -183,8 +205,10 @@ def target_of(
     tile: TileShape = None,
     framework: str | None = None,
 ) -> Target:
-    """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter` or a callable."""
+    """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter`, a callable, or a target."""
     among("backend", backend, BACKENDS)
+    if isinstance(target, Target):
+        return target
     if isinstance(target, Adapter):
         return _adapted(target)
     if isinstance(target, str):

@@ -256,7 +256,9 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "random_inputs": lambda r: {"problem": problem(r)},
     "softmax": lambda r: {"name": "softmax_online", "x": np.arange(r.randrange(1, 40), dtype=np.float32)},
     "plan": lambda r: {"algorithm": "flash2", "problem": problem(r), "backend": r.choice(["simulator", "emulator"])},
-    "verify": lambda r: {"target": "flash2", "checks": ["nosuch"]},
+    "verify": lambda r: {
+        "target": "flash2", "checks": ["nosuch"], **r.choice([{}, {"isolate": True, "time_limit": 1}, {"quick": True}]),
+    },
     "load_inputs": lambda r: {"path": "nowhere.npz"},
     "player": lambda r: {"trace": fl.simulate("flash2", *fl.random_inputs(fl.Problem(**BASE)), trace=True).trace},
     "kernel": lambda r: {"file": "nowhere.cu", "name": "k"},
@@ -704,7 +706,7 @@ def apart() -> Generator[None]:
     kept = [
         (building, "compiler"),
         (verifying, "verified"),
-        (there["cli"], "call_apart"),
+        (there["cli"], "Session"),
         (there["emulate"], "call_apart"),
     ]
     before = [(module, name, getattr(module, name)) for module, name in kept]

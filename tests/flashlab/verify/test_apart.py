@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import tempfile
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.verify import Options, Row, apart, load, steps, verify
-from flashlab.verify.adapter import Refused
 from flashlab.verify.bench import Bench
-from flashlab.verify.steps import MOST_ENDS, Ended, Journal, Steps
+from flashlab.verify.claims import least_seconds, refused
+from flashlab.verify.steps import MOST_ENDS, Alarm, Ended, Steps
 from tests.flashlab.cli.typed import document, one_line, run
 
 # a thread per element of a row; it dies on more than 4 heads, in one way or another
@@ -235,7 +234,7 @@ def test_a_search_costs_one_end() -> None:
     assert len(ended) == 1
 
 
-# the journal
+# the alarm
 
 
 def test_an_alarm_is_put_off_while_a_call_is_given_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -251,45 +250,215 @@ def test_an_alarm_is_put_off_while_a_call_is_given_no_time(monkeypatch: pytest.M
     monkeypatch.setattr(steps, "Stopwatch", Watch)
     monkeypatch.setattr(steps.faulthandler, "dump_traceback_later", lambda seconds, **_: armed.append(seconds))
     with (tmp_path / "where.txt").open("w") as where:
-        Journal(tmp_path, 5)._put_off(where, over)
+        Alarm(tmp_path, 5)._put_off(where, over)
     assert armed == [5 + 2 * steps.LOOK, 2 + 2 * steps.LOOK, 1e-3]
 
 
-class Death(BaseException):
-    """Stands for the end of a process."""
+# a candidate that means harm
+
+HARM = """
+import os, sys, json
+import numpy as np
+import flashlab as fl
+
+DOMAIN = fl.Domain(dtype="float32", head_dim=range(16, 65, 16), groups=1, empty=False)
+
+def right(q, k, v, causal=False):
+    return fl.naive(q, k, v, causal=causal).out.astype(q.dtype)
+
+def channel():
+    \"\"\"The descriptor of the answers: a pipe that can be written.\"\"\"
+    for fd in range(3, 64):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:") and os.write(fd, b"") == 0:
+                return fd
+        except OSError:
+            pass
+
+def writes(q, k, v, causal=False):
+    os.write(channel(), b"all is well\\n")
+    return right(q, k, v, causal)
+
+def forges(q, k, v, causal=False):
+    room = next(f.f_locals["request"].room for f in iter_frames() if "request" in f.f_locals)
+    number = next(f.f_locals["request"].number for f in iter_frames() if "request" in f.f_locals)
+    said = {"at": room, "shape": list(q.shape), "dtype": q.dtype.name}
+    os.write(channel(), json.dumps({"number": number, "kind": "done", "items": [said]}).encode() + b"\\n")
+    return right(q, k, v, causal)
+
+def iter_frames():
+    frame = sys._getframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+def cuts(q, k, v, causal=False):
+    out = right(q, k, v, causal)
+    folder = next(f.f_locals["self"].folder for f in iter_frames() if hasattr(f.f_locals.get("self"), "folder"))
+    os.truncate(folder / "shared.bin", 0)
+    return out
+
+def objects(q, k, v, causal=False):
+    return np.array([[None]])
+
+def huge(q, k, v, causal=False):
+    return np.broadcast_to(np.float32(0), (1 << 12, 1 << 12, 64))
+
+def lse_is_none(q, k, v, causal=False):
+    return right(q, k, v, causal), None
+
+adapted = fl.Adapter(right, domain=DOMAIN, supports=lambda p: p.len_q < 200 or "long", names={"causal": "causal"})
+
+@fl.program
+def copies(m, q, k, v, problem, tile):
+    out = m.output("out")
+    for block in m.launch("copies", rows=problem.row_tiles(tile), warps=4):
+        block.step("copy")
+        block.store(out, block.fetch(v, block.i, tile.rows), block.i, tile.rows)
+    return out
+"""
 
 
-@given(st.lists(st.booleans(), max_size=12))
-def test_a_journal_resumes_where_the_process_ended(deaths: list[bool]) -> None:
-    """Every step is run once, except those in which it ended; those after too many ends aren't."""
-    with tempfile.TemporaryDirectory() as folder:
-        ran = [0] * len(deaths)
+@pytest.fixture
+def harm(tmp_path: Path) -> Path:
+    path = tmp_path / "harm.py"
+    path.write_text(HARM)
+    return path
 
-        def body(n: int) -> int:
-            ran[n] += 1
-            if deaths[n]:
-                raise Death
-            return 10 * n
 
-        def process() -> list[object]:
-            journal, results = Journal(Path(folder), 1), list[object]()
-            for n in range(len(deaths)):
-                try:
-                    results.append(journal.step(lambda n=n: body(n)))
-                except Ended as ended:
-                    results.append(ended.message)
-                except Refused:
-                    results.append(None)
-            return results
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        pytest.param("writes", "it wrote among the answers", marks=pytest.mark.long),
+        ("forges", "(holds NaN or inf|it wrote among the answers)"),
+        ("cuts", "(its process was ended by SIGBUS|the shared memory was cut off|memory outside of it was written)"),
+        pytest.param("objects", "what it returned is no array of numbers", marks=pytest.mark.long),
+        ("huge", r"it returned an array of the shape \(4096, 4096, 64\)"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks for a descriptor in /proc")
+def test_what_answers_falsely_fails(harm: Path, function: str, said: str) -> None:
+    found = document("verify", f"{harm}:{function}", "--dtype", "float32", "--check", "reuse", code=1)
+    assert re.search(said, failures(found)[0])
 
-        while True:
-            try:
-                results = process()
-                break
-            except Death:
-                assert Journal(Path(folder), 1).end("died")
-        assert not Journal(Path(folder), 1).end("died"), "it was in no step"
-    fatal = [n for n, dies in enumerate(deaths) if dies]
-    last = fatal[MOST_ENDS - 1] if len(fatal) >= MOST_ENDS else len(deaths)
-    assert results == [None if n > last else "died" if dies else 10 * n for n, dies in enumerate(deaths)]
-    assert ran == [int(n <= last) for n in range(len(deaths))]
+
+def test_an_lse_that_is_promised_is_checked(harm: Path) -> None:
+    said = one_line("verify", f"{harm}:lse_is_none", "--lse", "e", "--dtype", "float32", "--check", "reuse")
+    assert "lse = e: expected None for a function that returns no (out, lse)" in said.replace("'", "")
+
+
+def test_the_seed_is_drawn_once_the_target_is_loaded(harm: Path) -> None:
+    words = ("verify", f"{harm}:right", "--dtype", "float32", "--check", "reuse")
+    assert document(*words)["seed"] != 0, "which it is once in 2^32 times"
+    assert document(*words, "--seed", 5)["seed"] == 5
+    assert document("verify", "flash2", "--check", "gqa", "--dtype", "float16")["seed"] == 0
+
+
+def test_an_adapter_of_the_candidates_own_file(harm: Path) -> None:
+    """Its domain, and what it supports, come over."""
+    found = document("verify", f"{harm}:adapted", "--check", "reuse,long_sums", "--dtype", "float32")
+    assert found["domain"] == "dtype float32, head_dim 16 to 64 by 16, groups 1, empty False, masks causal"
+    assert {row["status"] for row in found["rows"] if row["check"] == "reuse"} == {"passed"}
+    assert "--layout = 'bshd': expected none of them" in one_line("verify", f"{harm}:adapted", "--layout", "bshd")
+
+
+def test_a_program_runs_apart_too(harm: Path) -> None:
+    found = document(
+        "verify", f"{harm}:copies", "--check", "byte_counts,permutation", "--dtype", "float32", "--examples", 0, code=1
+    )
+    assert {(row["check"], row["status"]) for row in ran(found)} >= {
+        ("byte_counts", "passed"),
+        ("permutation", "failed"),
+    }
+    assert found["backend"] == "simulator"
+
+
+def test_python_isolates_on_request() -> None:
+    inside = list[int]()
+
+    def wrong(q: Any, k: Any, v: Any) -> Any:
+        inside.append(1)
+        return q
+
+    asked: Any = {"checks": ["reuse"], "dtypes": ["float32"], "isolate": True}
+    report = verify(wrong, **asked)
+    assert report.verdict == "failed" and not inside, "its lists are another process's"
+    with pytest.raises(fl.UsageError, match=r"^isolate = True: expected False for flash2"):
+        verify("flash2", **asked)
+    with pytest.raises(fl.UsageError, match=r"^time_limit = -1: expected seconds"):
+        verify(wrong, **asked, time_limit=-1)
+    with pytest.raises(fl.UsageError, match=r"^time_limit = 5: expected None"):
+        verify(wrong, time_limit=5)
+    with pytest.raises(fl.UsageError, match=r"^target = 5: expected package:function"):
+        verify(5, isolate=True)
+    lock = threading.Lock()
+
+    def held(q: Any, k: Any, v: Any) -> Any:
+        return lock
+
+    with pytest.raises(fl.UsageError, match=r"^target = .*held: expected one that can go to another process"):
+        verify(held, isolate=True)
+    with pytest.raises(fl.UsageError, match=r"^isolate = 1: expected True or False"):
+        verify(wrong, isolate=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(fl.UsageError, match=r"^quick = True: expected False"):
+        verify(wrong, quick=True, full=True)
+
+
+def test_conventions_are_said_by_the_judge(harm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(harm.parent)
+    asked: Any = {"isolate": True, "quick": True, "checks": ["reuse"], "dtypes": ["float32"]}
+    report = verify(
+        "harm:right", **asked, adapt=lambda fn: fl.Adapter(fn, causal="top-left", domain=fl.Domain(groups=1))
+    )
+    assert report.verdict == "passed, LSE unchecked" and "groups 1" in report.domain
+    with pytest.raises(fl.UsageError, match=r"^target = harm:adapted: expected a function without conventions"):
+        verify("harm:adapted", **asked, adapt=fl.Adapter)
+    with pytest.raises(fl.UsageError, match=r"^adapt = 5: expected a function that returns an Adapter"):
+        verify("harm:right", **asked, adapt=5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(fl.UsageError, match=r"^adapt = .*: expected None"):
+        verify("harm:right", adapt=fl.Adapter)
+
+
+def test_the_same_memory_is_handed_over(harm: Path) -> None:
+    """`reuse` sees a cache by address, in this process too."""
+    kept: dict[Any, Any] = {}
+
+    def cached(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        where = (q.ctypes.data, q.shape)
+        if where not in kept:
+            kept[where] = fl.naive(q, k, v, causal=causal).out.astype(q.dtype)
+        return kept[where]
+
+    report = verify(cached, checks=["reuse"], dtypes=["float32"], examples=0)
+    assert report.verdict == "failed" and "off by" in report.rows[0].detail
+    kept.clear()
+    assert verify(cached, checks=["determinism"], dtypes=["float32"], examples=0).passed
+
+
+# claims
+
+
+def test_no_time_is_below_what_the_memory_takes() -> None:
+    p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16")
+    h100 = fl.Device.named("h100")
+    least = least_seconds(p)
+    assert least == 3 * 8 * 4096 * 64 * 2 / h100.bandwidth, "q, k and v; out may stay in the L2"
+    assert refused(p, least) == "" and "can't be true from cold inputs" in refused(p, least * 0.99)
+    small = h100.replace(l2=1024)
+    assert least_seconds(p, small) == least * 4 / 3 - 1024 / h100.bandwidth
+    windowed = p.replace(len_q=1, len_kv=4096, causal=True, window=(127, 0))
+    assert least_seconds(windowed) == 8 * 64 * 2 * (1 + 2 * 128) / h100.bandwidth
+    ragged = p.replace(len_q=None, lengths=((3, 100), (5, 10)))
+    assert least_seconds(ragged) == 8 * 64 * 2 * (8 + 2 * 110) / h100.bandwidth
+    assert least_seconds(p.replace(mask="dense")) < least, "a mask may hide keys"
+    with pytest.raises(fl.UsageError, match="^seconds = -1: expected a time"):
+        refused(p, -1)
+
+
+def test_flashlab_time_refuses_a_claim() -> None:
+    words = ("time", "flash2", "--heads", 8, "--len-q", 4096, "--head-dim", 64)
+    assert "µs can't be true from cold inputs" in run(*words, "--claim", 1, code=1).stdout
+    assert document(*words, "--claim", 1, code=1)["refused"].startswith("1 µs can't be true")
+    assert document(*words, "--claim", 1e6)["refused"] == ""
+    assert "refused" not in document(*words)
+    assert "--claim = -1.0: expected a time" in one_line(*words, "--claim", -1)
