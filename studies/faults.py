@@ -67,11 +67,14 @@ def attention(q, k, v, causal=False, window=None, scale=None, soft_cap=None, sin
         seen = seen & mask
     s = np.where(seen, s, -np.inf)
     top = s.max(3, initial=-np.inf, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks[:, None, None])
     top = np.where(np.isneginf(top), 0, top).astype(np.float32)
     p = np.exp(s - top)
     total = p.sum(3, keepdims=True)
     empty = total == 0
     if sinks is not None:
+        empty = empty & np.isneginf(sinks[:, None, None])
         total = total + np.exp(sinks[:, None, None] - top)
     out = p @ v / np.where(empty, 1, total)
     with np.errstate(divide="ignore"):
@@ -128,8 +131,8 @@ def attention(q, k, v, causal=False, scale=None, lengths=None):
             if causal:
                 offset = own_k.shape[1] - len_q
                 s = np.where(np.arange(own_k.shape[1]) <= np.arange(len_q)[:, None] + offset, s, -np.inf)
-            top = s.max(2, keepdims=True)
-            safe = np.where(np.isneginf(top), 0, top)
+            top = s.max(2, initial=-np.inf, keepdims=True)
+            safe = np.where(np.isneginf(top), 0, top).astype(np.float32)
             p = np.exp(s - safe)
             total = p.sum(2, keepdims=True)
             out[b, :, rows] = p @ own_v / np.where(total == 0, 1, total)
@@ -296,7 +299,7 @@ _FAULTS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         "mask inverted": (("seen & mask", "seen & ~mask"),),
         "mask instead of causal": (("seen & mask", "mask"),),
         "mask shows what either shows": (("seen & mask", "(seen | mask) if causal else mask"),),
-        "sinks ignored": (("if sinks is not None", "if False"),),
+        "sinks ignored": (("if sinks is not None:\n        top", "sinks = None\n    if sinks is not None:\n        top"),),
         "sinks counted twice": (("total + np.exp", "total + 2 * np.exp"),),
         "sink without the maximum": (("np.exp(sinks[:, None, None] - top)", "np.exp(sinks[:, None, None])"),),
         "sink added without exp": (("np.exp(sinks[:, None, None] - top)", "sinks[:, None, None]"),),
@@ -308,7 +311,7 @@ _FAULTS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         "no division": (("p @ v / np.where(empty, 1, total)", "p @ v"),),
         "no maximum": (("p = np.exp(s - top)", "top = 0 * top\n    p = np.exp(s)"),),
         "LSE without the maximum": (("(top + np.log(total))", "np.log(total)"),),
-        "LSE to base 2": (("(top + np.log(total))", "(top + np.log(total)) / np.log(2)"),),
+        "LSE to base 2": (("(top + np.log(total))", "((top + np.log(total)) / np.log(2))"),),
         "LSE is the maximum": (("(top + np.log(total))", "top"),),
         "LSE negative": (("(top + np.log(total))", "-(top + np.log(total))"),),
         "LSE rounded to half": (("lse.astype(np.float32)", "lse.astype(np.float16).astype(np.float32)"),),

@@ -30,7 +30,6 @@ from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
 from simulator.fields import flag, integer
 from simulator.names import AnyBackend, DeviceName, DType
-from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
 from simulator.problem import DTYPES, ITEMSIZE, Problem, Tile
 
@@ -119,7 +118,7 @@ def verify(
     default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
     and `progress=True` shows how many are.
 
-    A backward pass is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
+    A backward pass, or attention over pages, is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
@@ -175,12 +174,13 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
         return _general(subject, kinds, o, on_row, steps)
     if (adapter := foreign.adapted(target)) is not None:
-        _check_general(BACKWARD, o)
         subject = foreign.foreign(adapter, steps)
+        _check_general(subject.operation, o)
         kinds = _checked_dtypes(o.dtypes, adapter.domain.dtypes or DTYPES, adapter.domain.dtypes or DTYPES)
         subject.probe(kinds)
         found = _general(subject, kinds, o, on_row, steps)
-        return replace(found, domain=subject.target.domain.words, place=subject.target.place())
+        checked = adapter.operation != "paged" or adapter.lse is not None  # a backward pass has no LSE of its own
+        return replace(found, domain=subject.target.domain.words, place=subject.target.place(), lse_checked=checked)
     chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if o.checks is None else list(o.checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
@@ -390,12 +390,13 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
     import hypothesis  # only for a search: it costs import time
     from hypothesis.errors import NoSuchExample
 
-    failed: dict[Case, Row] = {}  # Hypothesis runs a case again, and relies on it that it fails again
+    # Hypothesis runs a case again, and relies on it that it fails again. Equal problems that are said otherwise are others here
+    failed: dict[str, Row] = {}
     tried, worst = 0, 0.0
 
     def fails(case: Case) -> bool:
         nonlocal tried, worst
-        if case in failed:
+        if case.source in failed:
             return True
         if any(row.ended for row in failed.values()):  # a smaller one would end the process, too
             return False
@@ -403,8 +404,8 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
         tried += row.status != "not run"
         worst = max(worst, row.worst or 0.0)
         if row.status == "failed":
-            failed[case] = row
-        return case in failed
+            failed[case.source] = row
+        return case.source in failed
 
     quiet = hypothesis.settings(
         max_examples=examples,
@@ -415,7 +416,7 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
     )
     try:
         case = hypothesis.find(cases, fails, settings=quiet, random=random.Random(bench.seed))
-        return Found((case, failed[case]), tried, worst)
+        return Found((case, failed[case.source]), tried, worst)
     except NoSuchExample:
         return Found(None, tried, worst)
 
