@@ -26,6 +26,7 @@ from simulator.operations.attention import UNIT
 
 OVERFLOWS, VANISHES, SMALL = 88.7, -104.0, -87.0
 """exp of more is infinite in float32, exp of less is 0, and exp of less than the last has lost bits."""
+_EMPTY = "a row that sees no key must be 0, with an LSE of -inf; here it is something else"
 MOST_PAIRS = 1 << 21
 """The most (query, key) pairs, over batch and heads, of a case that mistakes are tried on."""
 
@@ -43,7 +44,7 @@ def _by_rows(c: Scene, result: Result) -> Iterator[str]:
         return
     yield from _rounded(c, result)
     if (wrong == empty).all():
-        yield "a row that sees no key must be 0, with an LSE of -inf; here it is something else"
+        yield _EMPTY
         return
     s = c.masked(c.logits())
     top: Array = s.max(-1, initial=-np.inf)
@@ -56,7 +57,7 @@ def _by_rows(c: Scene, result: Result) -> Iterator[str]:
             yield words
 
 
-def _matching(bench: Bench, case: Case, *, failing: bool) -> dict[str, bool] | None:
+def _matching(bench: Bench, case: Case) -> dict[str, bool] | None:
     """Whether each mistake explains a case. Where it is right, those that make no difference aren't all there; where it isn't, ""
     is. None if it says nothing: it is too large, or it is not run."""
     p = case.problem
@@ -72,8 +73,6 @@ def _matching(bench: Bench, case: Case, *, failing: bool) -> dict[str, bool] | N
     if result.out.shape != c.truth.out.shape or (result.lse is not None and result.lse.shape != c.truth.lse.shape):
         return {"": False}
     right = judge(c.truth, result.out, result.lse).passed
-    if failing and right:
-        return None
     found = dict[str, bool]()
     empty = np.isneginf(c.truth.lse)
     for words, expected in suspects(c):
@@ -119,7 +118,7 @@ def _stored(x: Any, dtype: str) -> bool:
 
 _ROWS = {
     *(f"{name} is rounded to {short}" for name in ("out", "the LSE") for short in ("float16", "bfloat16")),
-    "a row that sees no key must be 0, with an LSE of -inf; here it is something else",
+    _EMPTY,
     "the maximum is not subtracted before exp",
     "the running maximum starts at 0, not at -inf",
 }
@@ -137,29 +136,34 @@ def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
             return ""
         return next((words for each in (case, *others) if (words := dropout.likely(bench, each.problem))), "")
     cases = [case, *others, *_larger(bench, case)]
-    if _sees_nothing(case):  # nothing is to be learnt of sums from rows without keys, if other rows are wrong, too
-        named = next(
-            (words for i, each in enumerate(cases[1:], 1) if (words := _named(bench, each, cases[i + 1 :]))), []
-        )
-    else:
-        named = []
-    named = named or _named(bench, case, cases[1:])
-    return "; or ".join(named) if len(named) <= 2 else ""
+    # rows without keys, and sinks, say little of sums: where nothing explains a case, a plainer or a larger one may say more
+    plainer = [replace(case, problem=case.problem.replace(sinks=False))] if case.problem.sinks else []
+    plainer += [each for one in plainer for each in _larger(bench, one)]
+    matched = dict[str, dict[str, bool] | None]()
+    for starts in (cases, plainer):
+        for start in starts:
+            if named := _named(bench, start, starts, matched):
+                return "; or ".join(named) if len(named) <= 2 else ""
+    return ""
 
 
-def _sees_nothing(case: Case) -> bool:
-    """Has no query of a case a key?"""
-    p = case.problem
-    return not p.len_kv or all(not p.visible_keys(row) for row in range(p.len_q))
-
-
-def _named(bench: Bench, case: Case, others: Sequence[Case]) -> list[str]:
+def _named(bench: Bench, case: Case, others: Sequence[Case], matched: dict[str, dict[str, bool] | None]) -> list[str]:
     """The mistakes that explain a failing case and all of the others, in order."""
-    with np.errstate(all="ignore"):
-        found = {words for words, fits in (_matching(bench, case, failing=True) or {}).items() if fits}
-        for other in others:
-            if found and (more := _matching(bench, other, failing=False)) is not None:
-                found = {words for words in found if _explains(words, more)}
+
+    def matching(each: Case) -> dict[str, bool] | None:
+        if each.source not in matched:
+            with np.errstate(all="ignore"):
+                matched[each.source] = _matching(bench, each)
+        return matched[each.source]
+
+    first = matching(case)
+    if first is None or "" not in first:
+        return []
+    found = {words for words, fits in first.items() if fits}
+    for other in others:
+        more = matching(other) if found else None
+        if more is not None and (not more.get(_EMPTY) or _EMPTY in found):
+            found = {words for words in found if _explains(words, more)}
     order: dict[str, Any] = dict.fromkeys(words for words, _ in suspects(Scene.of(bench, case))) if found else {}
     return [words for words in (*order, *sorted(_ROWS)) if words in found and not _narrower(words, found)]
 

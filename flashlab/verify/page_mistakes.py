@@ -46,7 +46,8 @@ class _Scene:
 
     def result(
         self, places: Places, keys: Callable[[int], Array], values: Places | None = None, order: Array | None = None,
-        of_k: bool = False, lse: Callable[[Array], Array] = lambda x: x, **masks: Any,
+        of_k: bool = False, lse: Callable[[Array], Array] = lambda x: x, shown: Callable[[Array, Array, int], Array] | None = None,
+        **masks: Any,
     ) -> tuple[dict[str, Array], dict[str, Array]]:  # fmt: skip
         """Outputs and bounds where the keys of a request lie at `places`, its values at `values`, and attention has other masks."""
         found, bounds = list[Arrays](), list[Arrays]()
@@ -61,6 +62,9 @@ class _Scene:
                 rows[name] = np.ascontiguousarray(gathered.swapaxes(0, 1)[None])
             if "sinks" in self.arrays and masks.get("sinks", True):
                 rows["sinks"] = self.arrays["sinks"]
+            if shown is not None:  # in place of the causal mask
+                i, j = np.arange(one.len_q)[:, None], np.arange(len(own))
+                rows["mask"], masks = shown(i, j, len(own) - one.len_q), {**masks, "causal": False, "mask": "dense"}
             p = one.gathered.replace(**{"len_kv": len(own), **masks})
             truth = PAGED.plain.judge(p, rows)
             bounds.append(PAGED.plain.bounds(p, rows, truth))
@@ -200,21 +204,8 @@ def _suspects(c: _Scene) -> Iterator[tuple[str, tuple[dict[str, Array], dict[str
             ("a causal row misses its last key: < where <= belongs", -1),
             ("a causal row sees one key too many", 1),
         ):
-            yield words, c.result(right, c.keys, causal=False, window=(None, shift))
-        yield "the causal mask is aligned top-left", _top_left(c)
-
-
-def _top_left(c: _Scene) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Query i of a request sees its keys 0 to i."""
-    parts = [c.result(_Scene.right, lambda b, row=row: c.keys(b)[: row + 1], causal=False) for row in range(c.p.len_q)]
-    if c.p.varlen:
-        rows = np.concatenate([np.arange(n) for n, _ in c.p.pairs]) if c.p.pairs else np.zeros(0, int)
-    else:
-        rows = np.arange(c.p.len_q)
-    return tuple(
-        {name: np.stack([parts[row][side][name][:, :, i] for i, row in enumerate(rows)], 2) for name in parts[0][side]}
-        for side in (0, 1)
-    )  # type: ignore[return-value]
+            yield words, c.result(right, c.keys, shown=lambda i, j, offset, x=shift: j <= i + offset + x)
+        yield "the causal mask is aligned top-left", c.result(right, c.keys, shown=lambda i, j, offset: j <= i)
 
 
 def _scene(p: Problem, seed: int) -> _Scene:

@@ -6,7 +6,7 @@ All are computed in float64, from the weights that they give to each key.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -42,14 +42,14 @@ def _ragged(c: Scene) -> Iterator[Suspect]:
         ),
         "the first key of each sequence is dropped": within_sequences(p, lambda i, j: between(p, i, j) & (j > 0)),
     }
-    for word, step, which in (("first", 1, "next one"), ("last", -1, "one before")):
-        others = c.seen.copy()
-        for n, (rows, _) in enumerate(p.spans):
-            beyond = range(p.spans[n][1].stop, p.len_kv) if step > 0 else range(p.spans[n][1].start)
-            if beyond:
-                others[rows.start : rows.stop, beyond[0] if step > 0 else beyond[-1]] = True
-        seen[f"each sequence sees the {word} key of the {which}, too"] = others
-    seen["a sequence's keys begin where its queries do"] = _from_the_queries(p)
+    for words, before, after in (
+        ("each sequence has one key of the next one, too", 0, 1),
+        ("each sequence has one key of the one before, too", 1, 0),
+    ):
+        seen[words] = _of_keys(
+            p, lambda keys, a=before, b=after: range(max(0, keys.start - a), min(p.len_kv, keys.stop + b))
+        )
+    seen["a sequence's keys begin where its queries do"] = _of_keys(p, lambda keys: keys, queries=True)
     last = p.spans[-1]
     moved = c.seen.copy()
     moved[last[0].start :] = False
@@ -67,11 +67,12 @@ def _ragged(c: Scene) -> Iterator[Suspect]:
         yield words, c.softmax(c.masked(c.scores(), keys))
 
 
-def _from_the_queries(p: Problem) -> Array:
-    """Which keys queries see where the offsets of queries are taken for those of keys."""
+def _of_keys(p: Problem, keys_of: Callable[[range], range], *, queries: bool = False) -> Array:
+    """Which keys queries see where a sequence has other keys, of which its last query sees the last. With `queries`, the offsets
+    of queries are taken for those of keys."""
     found = np.zeros((p.len_q, p.len_kv), bool)
     for rows, keys in p.spans:
-        own = range(rows.start, min(rows.start + len(keys), p.len_kv))
+        own = keys_of(range(rows.start, min(rows.start + len(keys), p.len_kv)) if queries else keys)
         i, j = np.arange(len(rows))[:, None] + len(own) - len(rows), np.arange(len(own))
         found[rows.start : rows.stop, own.start : own.stop] = between(p, i, j)
     return found
@@ -110,8 +111,9 @@ def _masks(c: Scene) -> Iterator[Suspect]:
                     key <= last + right + b * step
                 )
         seen["the window's sides are swapped"] = (key >= last - right) & (key <= last + (0 if p.causal else left))
-        seen["the window's left side is ignored"] = key <= last + right
-        seen["the window's right side is ignored"] = key >= last - left
+        if p.left is not None and p.right is not None and not p.causal:
+            seen["the window's left side is ignored"] = key <= last + right
+            seen["the window's right side is ignored"] = key >= last - left
         seen["the window is ignored"] = key <= last if p.causal else np.ones(c.seen.shape, bool)
         if p.offset:
             seen["the window is aligned top-left"] = (key >= row - left) & (key <= row + right)
@@ -162,13 +164,17 @@ def _scales(c: Scene) -> Iterator[Suspect]:
     }
     default = " by default" if "scale" not in p.given else ""
     for words, scale in scales.items():
-        yield f"the scale is {words}{default}", c.softmax(c.masked(c.logits(scale=scale)))
+        # a scale by default and its square look alike there. A problem that says a scale tells them apart
+        said = "" if words == "applied twice" else default
+        yield f"the scale is {words}{said}", c.softmax(c.masked(c.logits(scale=scale)))
 
 
 def _heads(c: Scene) -> Iterator[Suspect]:
     p = c.problem
+    orders: dict[str, Array] = {}
     if p.queries_per_kv > 1:
-        orders = {"KV heads are interleaved: head h reads KV head h % kv_heads": np.arange(p.heads) % p.kv_heads}
+        orders["KV heads are interleaved: head h reads KV head h % kv_heads"] = np.arange(p.heads) % p.kv_heads
+    if p.heads > 1:
         orders["all heads read KV head 0"] = np.zeros(p.heads, int)
         for words, order in orders.items():
             yield words, c.softmax(c.masked(c.logits(order)), order)

@@ -11,7 +11,7 @@ import pytest
 import flashlab as fl
 from flashlab.verify import CHECKS, verify
 from simulator.problem import DTYPES
-from tests.flashlab.verify.candidates import Array, attention
+from simulator.dtypes import Array, attention
 from tests.tiers import one_of_each
 
 Attention = Callable[..., tuple[Array, Array]]

@@ -8,7 +8,7 @@ import flashlab as fl
 from flashlab.verify import verify
 from simulator.catalogue import CATALOGUE
 from simulator.operations.attention import ATTENTION
-from tests.flashlab.verify.zoo import KINDS, Fault, tiled
+from flashlab.verify.zoo import KINDS, Fault, tiled
 from tests.tiers import one_of_each
 
 FAULTS = [(kind, fault) for kind, faults in KINDS.items() for fault in faults]

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import ml_dtypes
 import numpy as np
 
-from tests.flashlab.verify.candidates import Array
+from simulator.dtypes import Array
 
 KEYS, ROWS = 32, 16
 """Keys and rows of a tile."""
