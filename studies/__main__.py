@@ -8,7 +8,19 @@ from importlib import import_module
 from simulator.errors import Unavailable, UsageError, unknown
 from studies import pools, timed
 
-OTHERS = ("blind", "clients", "corpus", "model", "overhead", "parallel", "rates", "serve", "upstream")
+OTHERS = (
+    "audited",
+    "blind",
+    "clients",
+    "corpus",
+    "model",
+    "named",
+    "overhead",
+    "parallel",
+    "rates",
+    "serve",
+    "upstream",
+)
 
 
 def main(name: str = "", *words: str) -> None:

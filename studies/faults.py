@@ -398,7 +398,7 @@ _FAULTS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "dropout": {
         "kept weights not divided": (("p * kept / np.float32(1 - rate)", "p * kept"),),
         "the LSE of the kept weights": (("total = p.sum(3, keepdims=True)\n    p = p * kept / np.float32(1 - rate)", "p = p * kept / np.float32(1 - rate)\n    total = p.sum(3, keepdims=True)"),),
-        "the share dropped is kept": ((">= rate", "< rate"), ("np.float32(1 - rate)", "np.float32(1 - rate if rate else 1)")),
+        "the share dropped is kept": ((">= rate", "< (rate or 1)"), ("np.float32(1 - rate)", "np.float32(1 - rate if rate else 1)")),
         "dropout ignored": (("rate = 0.0 if dropout is None else dropout", "rate = 0.0"),),
         "every head drops the same": (("random(s.shape)", "random(s.shape[2:])"),),
     },
