@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flashlab.verify import general
 from flashlab.verify.adapter import Adapter, Refused, Target, TileShape
 from flashlab.verify.adapter import imported as load
-from flashlab.verify.bench import Bench, Trial
+from flashlab.verify.bench import Bench, Trial, own_judge
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
 from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, is_kernel, kernel, kernel_named
@@ -56,6 +56,8 @@ __all__ = [
 
 SEARCH = "search"
 """The name of the check in which Hypothesis looks for failing problems of its own."""
+JUDGED = ("rule", "memory", "determinism", SEARCH, "misaligned")
+"""The checks that hold a target to a judge, or to itself, and to no law of attention."""
 _AGAIN = 10
 """How often the smallest failing case is run again: a race fails now and then."""
 
@@ -73,6 +75,7 @@ class Options:
     device: DeviceName | None = None
     tile: TileShape = None
     framework: str | None = None
+    judge: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         """Raises `UsageError`: what nobody can run is no verdict on the target."""
@@ -84,6 +87,10 @@ class Options:
             Device.named(self.device)
         if self.tile is not None:
             Tile.parse(self.tile)
+        if self.judge is not None and not callable(self.judge):
+            raise UsageError(
+                "judge", self.judge, "a function (q, k, v, ...) of NumPy arrays that returns (out, lse), or out"
+            )
         for name in ("dtypes", "checks"):  # frozen, and a name alone is a list of one
             object.__setattr__(self, name, _names(name, getattr(self, name)))
 
@@ -103,8 +110,8 @@ def _names(argument: str, value: Any) -> tuple[str, ...] | None:
 def verify(
     target: Any, backend: AnyBackend = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[DType] | None = None,
     checks: Sequence[str] | None = None, examples: int | None = None, device: DeviceName | None = None,
-    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
-    progress: bool = False, **launch: Any,
+    tile: TileShape = None, framework: str | None = None, judge: Callable[..., Any] | None = None,
+    on_row: Callable[[Row], None] | None = None, progress: bool = False, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
@@ -119,6 +126,10 @@ def verify(
     and `progress=True` shows how many are.
 
     A backward pass, or attention over pages, is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
+
+    `judge` says what is right in the place of float64 attention: a function (q, k, v, ...) of NumPy arrays, with the keywords of
+    a callable. It returns (out, lse), or out alone where the target returns no LSE. The rule allows what it does for attention of
+    the same inputs. Laws of attention are checked only where `checks` names them: the others are `JUDGED`.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
@@ -141,11 +152,11 @@ def verify(
 
             return verify(
                 target, backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
-                tile=tile, framework=framework, on_row=done, **launch,
+                tile=tile, framework=framework, judge=judge, on_row=done, **launch,
             )  # fmt: skip
     options = Options(
         backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
-        framework=framework,
+        framework=framework, judge=judge,
     )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
         found = kernel_named(target, {**launch, **({"device": device} if device else {})})
@@ -181,15 +192,18 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
         found = _general(subject, kinds, o, on_row, steps)
         checked = adapter.operation != "paged" or adapter.lse is not None  # a backward pass has no LSE of its own
         return replace(found, domain=subject.target.domain.words, place=subject.target.place(), lse_checked=checked)
-    chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if o.checks is None else list(o.checks)
+    every = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]]
+    usual = every if o.judge is None else [name for name in every if name in JUDGED]
+    chosen = usual if o.checks is None else list(o.checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
     wanted = target_of(target, o.backend, device=o.device, tile=o.tile, framework=o.framework)
     wanted.check_options()
     dtypes = _checked_dtypes(o.dtypes, wanted.dtypes, wanted.domain.dtypes or ITEMSIZE)
-    bench = Bench(wanted, dtypes, o.full, o.seed, steps)
+    bench = Bench(wanted, dtypes, o.full, o.seed, steps, own_judge(o.judge, wanted))
     bench.probe()
+    bench.probe_judge()
     begun, rows, failing = time.perf_counter(), list[Row](), None
     failures = list[tuple[Trial, Row]]()
     count = o.examples if o.examples is not None else (2000 if o.full else wanted.examples)
@@ -262,6 +276,8 @@ def _checked_dtypes(
 def _check_general(operation: Operation, options: Options) -> None:
     """Raises `UsageError` for what an operation that isn't attention has not."""
     o = options
+    if o.judge is not None:
+        raise UsageError("judge", Said(getattr(o.judge, "__name__", "it")), f"None: {operation.name} has its own")
     if o.full:
         raise UsageError("full", o.full, f"False: {operation.name} has no long or wide problems")
     if o.examples:
@@ -486,7 +502,7 @@ def _failing(bench: Bench, trial: Trial, row: Row, before: Case | None = None) -
         from flashlab.verify.mistakes import likely  # only where something is wrong
 
         with suppress(Ended, Refused):
-            cause = bench.steps.step(lambda: likely(bench, case, others))
+            cause = "" if bench.judged else bench.steps.step(lambda: likely(bench, case, others))
     if trial.case and not row.ended:
         message += _rate(bench, trial)
     if trial.case:

@@ -314,7 +314,7 @@ class CallableTarget(Target):
             result: Any = self.adapter.fn(*given, **self.told(problem), **self._per_head(problem, arrays))
         except NotImplementedError as refusal:
             raise Refused.by(refusal) from None
-        return [*result] if type(result) in (tuple, list) else [result]
+        return [*result] if isinstance(result, tuple | list) else [result]
 
     def turned(self, x: Any) -> Any:
         """An array of our layout in the function's, or the other way round."""

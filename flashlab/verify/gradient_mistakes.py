@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.verify.adapter import Failure
+from flashlab.verify.mistakes import in_a_line
 from flashlab.verify.subject import Subject, worst
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
@@ -382,7 +383,7 @@ def likely(subject: Subject, failing: Problem, others: Sequence[Problem], seed: 
         if named and (more := _matching(subject, p, seed, failing=False)) is not None:
             # what makes no difference isn't tried where all is right; where something is wrong, it doesn't explain it
             named = [words for words in named if more.get(words, "" not in more)]
-    return "; or ".join(named) if len(named) <= 2 else ""
+    return in_a_line(named)
 
 
 def _larger(subject: Subject, p: Problem) -> Iterator[Problem]:

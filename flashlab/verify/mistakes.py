@@ -6,6 +6,7 @@ larger ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -136,32 +137,47 @@ def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
             return ""
         return next((words for each in (case, *others) if (words := dropout.likely(bench, each.problem))), "")
     cases = [case, *others, *_larger(bench, case)]
-    # rows without keys, and sinks, say little of sums: where nothing explains a case, a plainer or a larger one may say more
+    # rows without keys, and sinks, say little of sums: a plainer or a larger case says more
     plainer = [replace(case, problem=case.problem.replace(sinks=False))] if case.problem.sinks else []
     plainer += [each for one in plainer for each in _larger(bench, one)]
     matched = dict[str, dict[str, bool] | None]()
-    for starts in (cases, plainer):
-        for start in starts:
-            if named := _named(bench, start, starts, matched):
-                return "; or ".join(named) if len(named) <= 2 else ""
+    for known in (cases, plainer):
+        of_empty = [each for each in known if (_matched(bench, each, matched) or {}).get(_EMPTY)]
+        for start in (*(each for each in known if each not in of_empty), *of_empty):
+            if named := _named(bench, start, known, matched):
+                return in_a_line(named)
     return ""
+
+
+_SIZE = re.compile(r" \((tiles of )?\d+ (keys|parts)\)$")
+"""How words end that say a number of keys or parts."""
+
+
+def in_a_line(named: Sequence[str]) -> str:
+    """At most two mistakes in a line, or nothing. Where several differ only in a size, none is said."""
+    plain = dict[str, list[str]]()
+    for words in named:
+        plain.setdefault(_SIZE.sub("", words), []).append(words)
+    found = [words[0] if len(words) == 1 else base for base, words in plain.items()]
+    return "; or ".join(found) if len(found) <= 2 else ""
+
+
+def _matched(bench: Bench, case: Case, known: dict[str, dict[str, bool] | None]) -> dict[str, bool] | None:
+    """`_matching`, once per case."""
+    if case.source not in known:
+        with np.errstate(all="ignore"):
+            known[case.source] = _matching(bench, case)
+    return known[case.source]
 
 
 def _named(bench: Bench, case: Case, others: Sequence[Case], matched: dict[str, dict[str, bool] | None]) -> list[str]:
     """The mistakes that explain a failing case and all of the others, in order."""
-
-    def matching(each: Case) -> dict[str, bool] | None:
-        if each.source not in matched:
-            with np.errstate(all="ignore"):
-                matched[each.source] = _matching(bench, each)
-        return matched[each.source]
-
-    first = matching(case)
+    first = _matched(bench, case, matched)
     if first is None or "" not in first:
         return []
     found = {words for words, fits in first.items() if fits}
     for other in others:
-        more = matching(other) if found else None
+        more = _matched(bench, other, matched) if found else None
         if more is not None and (not more.get(_EMPTY) or _EMPTY in found):
             found = {words for words in found if _explains(words, more)}
     order: dict[str, Any] = dict.fromkeys(words for words, _ in suspects(Scene.of(bench, case))) if found else {}

@@ -316,8 +316,9 @@ def _sums(c: Scene) -> Iterator[Suspect]:
         yield f"the accumulator is not rescaled {tiles}", c.weighted(late / safe, c.truth.lse)
         for first, said in ((2, "third"), (3, "fourth")):
             if first < len(starts):  # what lies before is relative to one maximum
-                then[..., : starts[first]] = running[..., first - 1 : first]
-                part = np.exp(np.where(np.isneginf(s), -np.inf, s) - np.where(np.isneginf(then), 0.0, then))
+                once = then.copy()
+                once[..., : starts[first]] = running[..., first - 1 : first]
+                part = np.exp(np.where(np.isneginf(s), -np.inf, s) - np.where(np.isneginf(once), 0.0, once))
                 yield (
                     f"the accumulator is not rescaled from the {said} tile on (tiles of {cols} keys)",
                     c.weighted(part / safe, c.truth.lse),
