@@ -15,7 +15,7 @@ from flashlab.base.host import operand
 from flashlab.verify.audit import ZOO, Audit, Audited, audit_inputs, audit_test
 from flashlab.verify.rule import Align, expect, judge
 from flashlab.verify.zoo import Fault, tiled
-from simulator.errors import UsageError, among, unknown
+from simulator.errors import UsageError, among, dtype_name, unknown
 from simulator.operations.attention import problem_of
 from simulator.problem import Masks
 
@@ -49,10 +49,12 @@ def assert_attention_close(
         raise UsageError("dropout", p.dropout, "None: which weights were dropped isn't known here")
     if align == "top-left" and (p.lengths is not None or p.window is not None or p.alibi):
         raise UsageError("align", align, "bottom-right with lengths, a window or ALiBi")
-    found = operand("out", out)
-    log = None if lse is None else np.asarray(operand("lse", lse), np.float32)
+    found = {"out": operand("out", out), **({} if lse is None else {"lse": operand("lse", lse)})}
+    for name, x in found.items():
+        if dtype_name(x) not in ("float16", "bfloat16", "float32", "float64"):
+            raise UsageError(f"{name}.dtype", dtype_name(x), "float16, bfloat16, float32 or float64")
     with np.errstate(all="ignore"):
-        verdict = judge(expect(p, **arrays, align=align), np.asarray(found), log)
+        verdict = judge(expect(p, **arrays, align=align), found["out"], found.get("lse"))
     if not verdict.passed:
         raise AssertionError(verdict.message)
     return verdict.worst
@@ -67,6 +69,6 @@ def wrong_attention(fault: str) -> Callable[..., Any]:
     >>> len(fl.testing.ZOO) >= 60, fl.verify(fl.testing.wrong_attention("scale missing"), checks=["rule"]).verdict
     (True, 'failed')
     """
-    if fault not in ZOO:
+    if not isinstance(fault, str) or fault not in ZOO:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("fault", fault, ZOO)
     return tiled(cast("Fault", fault))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from flashlab.verify.zoo import KINDS, Fault, tiled
 from simulator import Problem
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import Said, Unavailable, UsageError, among, unknown
+from simulator.fields import integer
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 
@@ -32,7 +33,7 @@ __all__ = ["Audit", "Audited", "Replacement", "audit_inputs", "audit_test", "tel
 
 SCHEMA = 1
 """The version of `Audit.to_dict`. It rises when a key changes its meaning."""
-ZOO = {fault: kind for kind, faults in KINDS.items() for fault in faults}
+ZOO: Mapping[Fault, str] = {fault: kind for kind, faults in KINDS.items() for fault in faults}
 """The kind of each fault."""
 _OF_MASKS = ("sentinel", "mask ", "NaN in empty", "mean in empty", "LSE 0 in empty", "uninitialised", "len_q of 1")
 _OF_SCALES = ("scale ignored", "scale rounded", "scale absolute", "zero scale")
@@ -133,13 +134,12 @@ def _trial(bench: Bench, word: str, case: Any) -> Any:
 
 
 def audit_inputs(
-    problem: Problem, *, rtol: float, atol: float, inputs: str = "normal", seed: int = 0,
-    kernels: Mapping[str, Callable[..., Any]] | None = None,
+    problem: Problem, *, rtol: float, atol: float, inputs: str = "normal", seed: int = 0
 ) -> Audit:  # fmt: skip
     """Which wrong kernels pass a comparison of `out` with attention in float64, on the inputs of one problem.
 
     The comparison is that of `numpy.allclose`, element by element: |out - ref| <= atol + rtol |ref|. `inputs` is one of
-    `flashlab.verify.INPUTS`. `kernels` are by default those of the zoo. Raises `UsageError` for bad input.
+    `flashlab.verify.INPUTS`. Raises `UsageError` for bad input.
 
     >>> import flashlab as fl
     >>> from flashlab.testing import audit_inputs
@@ -151,6 +151,7 @@ def audit_inputs(
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise UsageError(name, value, "a number of at least 0")
     among("inputs", inputs, INPUTS)
+    integer("seed", seed, 0)
     if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("problem", problem, "a Problem")
     unlike = [name for name in problem.applied if name not in ("causal", "window", "scale")]
@@ -162,15 +163,15 @@ def audit_inputs(
     truth = ATTENTION.judge(problem, arrays)["out"]
     told: Any = {"causal": problem.causal, "scale": problem.masks["scale"], "window": problem.window}
     rows = list[Audited]()
-    for fault, kind in ZOO.items() if kernels is None else ((name, "") for name in kernels):
-        kernel = tiled(fault) if kernels is None else kernels[fault]  # type: ignore[arg-type]
+    for fault, kind in ZOO.items():
         if kind == "LSE":
             continue  # only `out` is compared
+        kernel = tiled(fault)
         with np.errstate(all="ignore"):
             out = np.asarray(kernel(*(arrays[name].copy() for name in "qkv"), **told)[0], np.float64)
         close = out.shape == truth.shape and bool((np.abs(out - truth) <= atol + rtol * np.abs(truth)).all())
         status = "passes" if close else "caught"
-        known = telling(fault) if close and kernels is None else ""  # type: ignore[arg-type]
+        known = telling(fault) if close else ""
         rows.append(Audited(fault=fault, kind=kind, status=status, calls=1, telling=known))
     words = f"{describe(problem)}, rtol {rtol:g}, atol {atol:g}"
     return Audit(test=words, rows=rows, seconds=time.perf_counter() - begun)
@@ -342,13 +343,17 @@ def audit_test(
     `faults` are names in `ZOO` (None: all). The tests have to pass with a right kernel in its place: else `UsageError` says
     so. They run in this process, and may not rely on gradients of the function. Raises `Unavailable` without pytest.
     """
-    import_module("flashlab.verify")
-    if faults is not None:
-        faults = (faults,) if isinstance(faults, str) else tuple(faults)
-        for fault in faults:
-            if fault not in ZOO:
-                raise unknown("faults", fault, ZOO)
-    if not Path(test.partition("::")[0]).exists():
+    chosen = _chosen(faults)
+    for name, value in (("test", test), ("replace", replace), ("select", "" if select is None else select)):
+        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(name, value, "text")
+    if names is not None and not isinstance(names, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("names", names, 'a dictionary such as {"causal": "is_causal"}')
+    try:
+        there = Path(test.partition("::")[0]).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        there = False
+    if not there or not test:
         raise UsageError("test", test, "a file or a folder of tests that is there")
     run = _pytest(test, select)
     begun, rows = time.perf_counter(), list[Audited]()
@@ -364,13 +369,13 @@ def audit_test(
             what = "what the kernels know" if made.beside else "it at all"
             raise UsageError("replace", replace, f"a function that the tests call: they don't ask for {what}")
         beside = made.beside
-        for fault in ZOO if faults is None else faults:
+        for fault in chosen:
             if not made.shows(fault):
                 row = Audited(fault=fault, kind=ZOO[fault], status="not run")
             else:
-                made.kernel, made.calls = tiled(fault), 0  # type: ignore[arg-type]
+                made.kernel, made.calls = tiled(fault), 0
                 passes = not run()
-                known = telling(fault) if passes else ""  # type: ignore[arg-type]
+                known = telling(fault) if passes else ""
                 row = Audited(
                     fault=fault,
                     kind=ZOO[fault],
@@ -385,6 +390,20 @@ def audit_test(
         undo()
         sys.path.remove(os.getcwd())
     return Audit(test=test, rows=rows, seconds=time.perf_counter() - begun, beside=beside)
+
+
+def _chosen(faults: Any) -> tuple[Fault, ...]:
+    """The names of wrong kernels that are asked for."""
+    if faults is None:
+        return tuple(ZOO)
+    try:
+        found = (faults,) if isinstance(faults, str) else tuple(faults)
+    except TypeError:  # arrays without axes say so late
+        found = (faults,)
+    for fault in found:
+        if not isinstance(fault, str) or fault not in ZOO:
+            raise unknown("faults", fault, ZOO)
+    return cast("tuple[Fault, ...]", found)
 
 
 def _pytest(test: str, select: str | None) -> Callable[[], int]:

@@ -46,9 +46,11 @@ def _ragged(c: Scene) -> Iterator[Suspect]:
         ("each sequence has one key of the next one, too", 0, 1),
         ("each sequence has one key of the one before, too", 1, 0),
     ):
-        seen[words] = _of_keys(
-            p, lambda keys, a=before, b=after: range(max(0, keys.start - a), min(p.len_kv, keys.stop + b))
-        )
+
+        def wider(keys: range, before: int = before, after: int = after) -> range:
+            return range(max(0, keys.start - before), min(p.len_kv, keys.stop + after)) if keys else keys
+
+        seen[words] = _of_keys(p, wider)
     seen["a sequence's keys begin where its queries do"] = _of_keys(p, lambda keys: keys, queries=True)
     last = p.spans[-1]
     moved = c.seen.copy()

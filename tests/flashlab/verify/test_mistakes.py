@@ -11,8 +11,8 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import run_case, verify
-from simulator.dtypes import Array, attention
 from flashlab.verify.zoo import Fault, tiled
+from simulator.dtypes import Array, attention
 from tests.tiers import one_of_each
 
 Kernel = Callable[..., Any]
