@@ -117,14 +117,6 @@ def _stored(x: Any, dtype: str) -> bool:
     return np.array_equal(x, x.astype(numpy_dtype(dtype)).astype(x.dtype), equal_nan=True)
 
 
-_ROWS = {
-    *(f"{name} is rounded to {short}" for name in ("out", "the LSE") for short in ("float16", "bfloat16")),
-    _EMPTY,
-    "the maximum is not subtracted before exp",
-    "the running maximum starts at 0, not at -inf",
-}
-
-
 def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
     """The mistake that explains a failing case and the `others`, or nothing. At most two are named, with an "or".
 
@@ -180,8 +172,7 @@ def _named(bench: Bench, case: Case, others: Sequence[Case], matched: dict[str, 
         more = _matched(bench, other, matched) if found else None
         if more is not None and (not more.get(_EMPTY) or _EMPTY in found):
             found = {words for words in found if _explains(words, more)}
-    order: dict[str, Any] = dict.fromkeys(words for words, _ in suspects(Scene.of(bench, case))) if found else {}
-    return [words for words in (*order, *sorted(_ROWS)) if words in found and not _narrower(words, found)]
+    return [words for words in first if words in found and not _narrower(words, found)]
 
 
 def _explains(words: str, more: dict[str, bool]) -> bool:
