@@ -23,6 +23,8 @@ PAIRS = 12_000
 """The most (query, key) pairs of a problem, but for ragged batches and pages."""
 EXAMPLES = 20
 """Random problems per fault."""
+CHECKS = ("rule", "masks", "ragged", "dropout", "search")
+"""Of attention: those that hold results to the rule, from which mistakes are named."""
 
 MEANT: Mapping[str, Mapping[str, str]] = {
     "dense": {
@@ -163,7 +165,7 @@ def verified(fault: Fault) -> dict[str, Any]:
     if fault.family == "paged":
         conventions["operation"] = "paged"
     domain = fl.Domain() if fault.family in ("ragged", "paged") else fl.Domain(pairs=PAIRS)
-    random: dict[str, Any] = {} if "operation" in conventions else {"examples": EXAMPLES}
+    random: dict[str, Any] = {} if "operation" in conventions else {"examples": EXAMPLES, "checks": CHECKS}
     with np.errstate(all="ignore"):
         report = fl.verify(fl.Adapter(fault.fn, domain=domain, **conventions), dtypes=["float32"], **random)
     likely = report.failing.likely if report.failing else ""

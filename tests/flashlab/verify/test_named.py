@@ -27,11 +27,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "dropout": {"heads": 2, "len_q": 20, "len_kv": 30, "dropout": 0.25},
 }
 FEW = {
-    ("dense", "keys of the first head"), ("dense", "causal the other way round"), ("tiled", "rescaled the other way round"),
-    ("tiled", "only the last tile's output is divided"), ("tiled", "values of the tile before"),
-    ("ragged", "one key of the neighbour"), ("ragged", "keys begin where queries do"), ("merged", "LSEs added"),
-    ("merged", "parts averaged"), ("merged", "weights to base 2"), ("dropout", "kept weights not divided"),
-    ("dropout", "the LSE of the kept weights"), ("dropout", "every head drops the same"),
+    ("dense", "keys of the first head"), ("tiled", "rescaled the other way round"),
+    ("tiled", "only the last tile's output is divided"),
+    ("ragged", "one key of the neighbour"), ("merged", "LSEs added"),
+    ("merged", "weights to base 2"), ("dropout", "kept weights not divided"),
+    ("dropout", "the LSE of the kept weights"),
 }  # fmt: skip
 
 
