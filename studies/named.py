@@ -8,8 +8,10 @@ wrongly.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,14 +202,22 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("python -m studies named", description=KIND.holds)
     parser.add_argument("--family", action="append", choices=sorted(MEANT), help="only these; saves nothing")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--rows", type=Path, help="a file of rows, a line each: what it has isn't done again, the rest is added"
+    )
     parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
     parser.add_argument("--force", action="store_true", help="replace the file of that name")
     given = parser.parse_args(words)
     chosen = [fault for fault in FAULTS if not given.family or fault.family in given.family]
-    rows = list[dict[str, Any]]()
+    known = given.rows.read_text(encoding="utf-8").splitlines() if given.rows and given.rows.exists() else []
+    rows: list[dict[str, Any]] = [json.loads(line) for line in known]
+    done = {(each["family"], each["fault"]) for each in rows}
     with ProcessPoolExecutor(given.jobs) as pool:
-        for each in pool.map(verified, chosen):
+        for each in pool.map(verified, [fault for fault in chosen if (fault.family, fault.name) not in done]):
             rows.append(each)
+            if given.rows:
+                with given.rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(each) + "\n")
             print(f"{each['family']:9} {each['named']:6} {each['fault']}: {each['likely']}", flush=True)
     found = {"rows": rows}
     print(headline(DATA.model_validate(found)))
