@@ -21,6 +21,7 @@ from flashlab.verify.audit import ZOO, Replacement
 from flashlab.verify.zoo import tiled
 from simulator import Problem, naive
 from simulator.dtypes import Array, numpy_dtype
+from simulator.names import DType
 from studies.rows import data, row
 
 Result = tuple[Array, Array]
@@ -78,7 +79,7 @@ def _drawn(
     return q, k, v
 
 
-def _problem(heads: tuple[int, int], lengths: tuple[int, int], dim: int, dtype: str, batch: int = 1) -> Problem:
+def _problem(heads: tuple[int, int], lengths: tuple[int, int], dim: int, dtype: DType, batch: int = 1) -> Problem:
     return Problem(
         batch=batch, heads=heads[0], kv_heads=heads[1], len_q=lengths[0], len_kv=lengths[1], head_dim=dim, dtype=dtype
     )
@@ -102,7 +103,7 @@ def _close(atol: float, rtol: float, *, lse: bool = False) -> Callable[[Input], 
     return of
 
 
-def _kernelbench(dtype: str) -> Iterator[Input]:
+def _kernelbench(dtype: DType) -> Iterator[Input]:
     yield Input(*_drawn(_problem((2, 2), (512, 512), 1024, dtype, 2), np.random.default_rng(42), uniform=True))
 
 
@@ -163,9 +164,10 @@ def _narrow(given: Input, *, scale_on_k: bool = False) -> Array:
         k = (k.astype(np.float32) / root).astype(dtype)
     s = (given.q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)).astype(dtype).astype(np.float32)
     s = s if scale_on_k else (s / root).astype(dtype).astype(np.float32)
-    i, j = np.arange(s.shape[2])[:, None] + s.shape[3] - s.shape[2], np.arange(s.shape[3])
+    i: Array = np.arange(s.shape[2])[:, None] + s.shape[3] - s.shape[2]
+    j: Array = np.arange(s.shape[3])
     left, right = given.window or (None, None)
-    seen = np.ones(s.shape[2:], bool)
+    seen: Array = np.ones(s.shape[2:], bool)
     if given.causal:
         seen &= j <= i
     if left is not None:

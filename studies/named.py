@@ -209,14 +209,15 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--force", action="store_true", help="replace the file of that name")
     given = parser.parse_args(words)
     chosen = [fault for fault in FAULTS if not given.family or fault.family in given.family]
-    known = given.rows.read_text(encoding="utf-8").splitlines() if given.rows and given.rows.exists() else []
+    kept: Path | None = given.rows
+    known = kept.read_text(encoding="utf-8").splitlines() if kept and kept.exists() else list[str]()
     rows: list[dict[str, Any]] = [json.loads(line) for line in known]
     done = {(each["family"], each["fault"]) for each in rows}
     with ProcessPoolExecutor(given.jobs) as pool:
         for each in pool.map(verified, [fault for fault in chosen if (fault.family, fault.name) not in done]):
             rows.append(each)
-            if given.rows:
-                with given.rows.open("a", encoding="utf-8") as file:
+            if kept:
+                with kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(each) + "\n")
             print(f"{each['family']:9} {each['named']:6} {each['fault']}: {each['likely']}", flush=True)
     found = {"rows": rows}

@@ -55,13 +55,18 @@ def anchor(claim: Claim) -> str:
 def tests() -> str:
     """A row for each public test that was put to the test, and what each is for."""
     result = results.latest("audit", PAGE.parent / "results")
+    if result is None:
+        raise ValueError("no audit is on record: python -m studies audited")
     rows, said = list[tuple[str, ...]](), list[str]()
     for each in result.data["rows"]:
         source = f"https://github.com/{each['repository']}/blob/{each['commit']}/{each['file']}"
         nothing = ", ".join(each["no_attention"]) or "none"
-        rows.append((f"[{each['test']}]({source})", each["tolerance"], f"{each['caught']} of {each['kernels']}", nothing))
+        rows.append(
+            (f"[{each['test']}]({source})", each["tolerance"], f"{each['caught']} of {each['kernels']}", nothing)
+        )
         said.append(
-            f"- **{each['test']}** (`{each['command']}`, commit {each['commit'][:9]}) is {each['purpose']} Computed: {each['part']}."
+            f"- **{each['test']}** (`{each['command']}`, commit {each['commit'][:9]}): {each['purpose']}. Computed: "
+            f"{each['part']}."
         )
     head = ("test", "what it holds", "wrong kernels caught", "no attention, and passes")
     file = f"results/audit/{result.path.name}"

@@ -148,7 +148,7 @@ def audit_inputs(
     True
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(name, value, "a number of at least 0")
     among("inputs", inputs, INPUTS)
     integer("seed", seed, 0)
@@ -161,7 +161,7 @@ def audit_inputs(
         )
     begun, arrays = time.perf_counter(), ATTENTION.draw(problem, seed, inputs)
     truth = ATTENTION.judge(problem, arrays)["out"]
-    told: Any = {"causal": problem.causal, "scale": problem.masks["scale"], "window": problem.window}
+    told: Any = {"causal": problem.causal, "scale": problem.scale, "window": problem.window}
     rows = list[Audited]()
     for fault, kind in ZOO.items():
         if kind == "LSE":
@@ -213,7 +213,7 @@ class Replacement:
 
     def shows(self, fault: str) -> bool:
         """Can the function show a fault at all?"""
-        if ZOO.get(fault) == "LSE" or fault.startswith("LSE"):
+        if ZOO.get(cast("Fault", fault)) == "LSE":
             return self.lse is not None
         if fault.startswith("window"):
             return self.knows("window") is not None

@@ -63,8 +63,10 @@ class _Scene:
             if "sinks" in self.arrays and masks.get("sinks", True):
                 rows["sinks"] = self.arrays["sinks"]
             if shown is not None:  # in place of the causal mask
-                i, j = np.arange(one.len_q)[:, None], np.arange(len(own))
-                rows["mask"], masks = shown(i, j, len(own) - one.len_q), {**masks, "causal": False, "mask": "dense"}
+                rows["mask"], masks = (
+                    shown(np.arange(one.len_q)[:, None], np.arange(len(own)), len(own) - one.len_q),
+                    {**masks, "causal": False, "mask": "dense"},
+                )
             p = one.gathered.replace(**{"len_kv": len(own), **masks})
             truth = PAGED.plain.judge(p, rows)
             bounds.append(PAGED.plain.bounds(p, rows, truth))

@@ -287,7 +287,7 @@ def _sums(c: Scene) -> Iterator[Suspect]:
     total = e.sum(-1, keepdims=True)
     safe = np.where(total == 0, 1.0, total)
     yield "out is not divided by the sum", c.weighted(e, c.truth.lse)
-    down = np.where(c.seen, s, -np.inf).max(-2, keepdims=True)
+    down: Array = s.max(-2, keepdims=True)
     across = np.exp(s - np.where(np.isneginf(down), 0.0, down))
     column = across.sum(-2, keepdims=True)
     yield (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,11 +35,16 @@ FEW = {
 }  # fmt: skip
 
 
+def small(family: str) -> fl.Problem:
+    sizes: dict[str, Any] = {"batch": 1, "head_dim": 16, "dtype": "float32", **SMALL[family]}
+    return fl.Problem(**sizes)
+
+
 @pytest.mark.parametrize(
     "fault", [f for f in FAULTS if (f.family, f.name) in FEW], ids=lambda f: f"{f.family}-{f.name}"
 )
 def test_a_mistake_is_named(fault: Fault) -> None:
-    p = fl.Problem(**{"batch": 1, "head_dim": 16, "dtype": "float32", **SMALL[fault.family]})
+    p = small(fault.family)
     bench = Bench(CallableTarget(fl.Adapter(fault.fn, lse="e")), ("float32",), False, 0)
     assert named.MEANT[fault.family][fault.name] in mistakes.likely(bench, Case(problem=p))
 
@@ -65,7 +70,7 @@ def test_a_right_function_over_pages_passes() -> None:
 
 @pytest.mark.parametrize("family", ["dense", "tiled", "ragged", "merged", "dropout"])
 def test_nothing_is_called_wrong_in_a_right_function(family: str) -> None:
-    p = fl.Problem(**{"batch": 1, "head_dim": 16, "dtype": "float32", **SMALL[family]})
+    p = small(family)
     bench = Bench(CallableTarget(fl.Adapter(built(family), lse="e")), ("float32",), False, 0)
     assert mistakes.likely(bench, Case(problem=p)) == ""
 
@@ -109,7 +114,9 @@ def test_at_least_nine_tenths_are_named_on_record() -> None:
     """And none wrongly: the newest file says so."""
     from flashlab.measure import results
 
-    rows = results.latest("faults").data["rows"]
+    found = results.latest("faults")
+    assert found is not None
+    rows = found.data["rows"]
     assert len(rows) >= 80 and {(row["family"], row["fault"]) for row in rows} == {(f.family, f.name) for f in FAULTS}
     assert sum(row["named"] == "right" for row in rows) >= 0.9 * len(rows)
     assert not any(row["named"] == "wrong" for row in rows) and all(row["verdict"] == "failed" for row in rows)
@@ -129,11 +136,18 @@ def test_a_judge_of_ones_own() -> None:
     assert report.verdict == "passed, LSE unchecked"
     assert {row.check for row in report.rows} == {"rule", "memory", "determinism", "misaligned"}
     assert fl.verify(theirs, checks=["rule"], **quick).verdict == "failed"
-    wrong = fl.verify(lambda q, k, v, causal=False: q, judge=doubled, checks=["rule"], dtypes=["float16"], examples=3)
+
+    def copied(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        return q
+
+    def cut(q: Any, k: Any, v: Any) -> Any:
+        return q[..., :3]
+
+    wrong = fl.verify(copied, judge=doubled, checks=["rule"], dtypes=["float16"], examples=3)
     assert wrong.failing is not None and wrong.failing.likely == ""
     with pytest.raises(fl.UsageError, match="judge"):
-        fl.verify(theirs, judge=5, **quick)
+        fl.verify(theirs, judge=cast("Any", 5), **quick)
     with pytest.raises(fl.UsageError, match="judge"):
-        fl.verify(theirs, judge=lambda q, k, v: q[..., :3], **quick)
+        fl.verify(theirs, judge=cut, **quick)
     with pytest.raises(fl.UsageError, match="judge"):
         fl.verify("flash2_backward", judge=doubled)
