@@ -64,9 +64,9 @@ def tests() -> str:
         rows.append(
             (f"[{each['test']}]({source})", each["tolerance"], f"{each['caught']} of {each['kernels']}", nothing)
         )
+        purpose = each["purpose"] + ("" if each["purpose"].endswith("?") else ".")
         said.append(
-            f"- **{each['test']}** (`{each['command']}`, commit {each['commit'][:9]}): {each['purpose']}. Computed: "
-            f"{each['part']}."
+            f"- **{each['test']}** (`{each['command']}`, commit {each['commit'][:9]}): {purpose} Computed: {each['part']}."
         )
     head = ("test", "what it holds", "wrong kernels caught", "no attention, and passes")
     file = f"results/audit/{result.path.name}"
