@@ -74,6 +74,7 @@ from simulator import (
 
 if TYPE_CHECKING:
     from flashlab import parallel as parallel
+    from flashlab import testing as testing
     from flashlab.emulator import Empty, FileRun, emulate_file
     from flashlab.lessons import check, predict, progress
     from flashlab.run.backward import attention_backward
@@ -118,7 +119,7 @@ _LAZY = {
     "sweep": "flashlab.views.sweeps",
     "Sweep": "flashlab.views.sweeps",
 }
-_ROOMS = ("parallel",)
+_ROOMS = ("parallel", "testing")
 """Packages whose functions are called by the package's name, as in `fl.parallel.simulate`."""
 
 

@@ -8,7 +8,20 @@ from importlib import import_module
 from simulator.errors import Unavailable, UsageError, unknown
 from studies import division, pools, timed
 
-OTHERS = ("blind", "clients", "corpus", "exploits", "model", "overhead", "parallel", "rates", "serve", "upstream")
+OTHERS = (
+    "audited",
+    "blind",
+    "clients",
+    "corpus",
+    "exploits",
+    "model",
+    "named",
+    "overhead",
+    "parallel",
+    "rates",
+    "serve",
+    "upstream",
+)
 
 
 def main(name: str = "", *words: str) -> None:

@@ -23,7 +23,7 @@ HOUSE = (
     "__main__",
     "cli",
     "__init__",
-    "lessons measure",
+    "lessons measure testing",
     "verify",
     "parallel serve",
     "integrations player",

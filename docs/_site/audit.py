@@ -1,4 +1,4 @@
-"""Writes the table that docs/audit.md begins with, from the page's own claims: `python -m docs._site.audit`."""
+"""Writes the tables of docs/audit.md, of the page's own claims and of public tests on record: `python -m docs._site.audit`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from docs._site.blocks import replaced
 from flashlab.base.files import replace_file
+from flashlab.measure import results
 from flashlab.measure.results import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "audit.md"
@@ -51,6 +52,27 @@ def anchor(claim: Claim) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-")
 
 
+def tests() -> str:
+    """A row for each public test that was put to the test, and what each is for."""
+    result = results.latest("audit", PAGE.parent / "results")
+    if result is None:
+        raise ValueError("no audit is on record: python -m studies audited")
+    rows, said = list[tuple[str, ...]](), list[str]()
+    for each in result.data["rows"]:
+        source = f"https://github.com/{each['repository']}/blob/{each['commit']}/{each['file']}"
+        nothing = ", ".join(each["no_attention"]) or "none"
+        rows.append(
+            (f"[{each['test']}]({source})", each["tolerance"], f"{each['caught']} of {each['kernels']}", nothing)
+        )
+        purpose = each["purpose"] + ("" if each["purpose"].endswith("?") else ".")
+        said.append(
+            f"- **{each['test']}** (`{each['command']}`, commit {each['commit'][:9]}): {purpose} Computed: {each['part']}."
+        )
+    head = ("test", "what it holds", "wrong kernels caught", "no attention, and passes")
+    file = f"results/audit/{result.path.name}"
+    return f"{markdown_table(head, rows)}\n\n{chr(10).join(said)}\n\n[The data]({file}) name what each lets pass.\n"
+
+
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    replace_file(PAGE, replaced(text, "audit", {"claims": table(text)}))
+    replace_file(PAGE, replaced(text, "audit", {"claims": table(text), "tests": tests()}))

@@ -145,8 +145,8 @@ class OutsiderOptions:
     operation: Annotated[
         str,
         typer.Option(
-            help="attention, backward (it takes dout, q, k, v, out, lse and returns dq, dk, dv), "
-            "or gradients (attention in torch, of which autograd's gradients are checked).",
+            help="attention, backward (it takes dout, q, k, v, out, lse and returns dq, dk, dv), gradients (attention in torch, "
+            "of which autograd's gradients are checked), or paged (it takes q, k, v, block_table, seq_lens).",
             rich_help_panel=_FOREIGN,
         ),
     ] = "attention"
@@ -207,7 +207,12 @@ class OutsiderOptions:
         spelled: Any = {name: f"--{name}" for name in ("layout", "lse", "operation", "atomics", "framework")}
         with options.spelled(names="--arg-names", causal="--causal-align", **spelled):
             return fl.Adapter(
-                fn, self.framework or "numpy", **chosen, name=name, names=self._names(), domain=self._domain()
+                fn,
+                self.framework or "numpy",
+                **chosen,
+                name=name,
+                names=options.pairs("--arg-names", self.arg_names),
+                domain=self._domain(),
             )
 
     def refuse(self) -> None:
@@ -223,12 +228,6 @@ class OutsiderOptions:
                 ", ".join(str(value) for _, value in given),
                 "none of them: they describe a package:function",
             )
-
-    def _names(self) -> dict[str, str]:
-        pairs = [text.partition("=") for text in options.values("--arg-names", self.arg_names, str)]
-        if not all(name and own for name, _, own in pairs):
-            raise UsageError("--arg-names", self.arg_names, "pairs with commas between them, as in causal=is_causal")
-        return {name.strip(): own.strip() for name, _, own in pairs}
 
     def _domain(self) -> Any:
         import flashlab as fl

@@ -672,6 +672,27 @@ def _measured(schema: type[Data]) -> type[Data]:
     return create_model(schema.__name__, __base__=(schema, Document), __doc__=schema.__doc__)
 
 
+class AuditedKernel(Data):
+    """A wrong kernel: "caught", "passes" or "not run". `telling` is an input that would have caught it."""
+
+    fault: str
+    kind: str
+    status: Literal["caught", "passes", "not run"]
+    calls: int
+    telling: str
+
+
+class AuditTest(Document):
+    """What a test lets pass. `beside` calls went to the function itself, since wrong kernels don't know what they ask for."""
+
+    test: str
+    passed: bool
+    counts: dict[str, int]
+    beside: int
+    seconds: float
+    rows: tuple[AuditedKernel, ...]
+
+
 class Counters(RootModel[_measured(counter_report.Counted) | _measured(agreement.Agreed)]):  # pyright: ignore[reportInvalidTypeArguments]
     """Counters beside the formula; with `--backend both`, the emulator beside the GPU."""
 
@@ -685,6 +706,7 @@ DOCUMENTS: Mapping[str, type[BaseModel]] = {
     "trace": Trace,
     "devices": Devices,
     "verify": Verified,
+    "audit-test": AuditTest,
     "bench": _measured(speed.Bench),
     "counters": Counters,
     "sanitize": _measured(sanitizers.Sanitized),

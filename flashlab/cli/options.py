@@ -219,6 +219,14 @@ class RunOptions:
         return found
 
 
+def pairs(option: str, text: str | None) -> dict[str, str]:
+    """The value of an option such as `causal=is_causal,scale=sm_scale`."""
+    found = [each.partition("=") for each in values(option, text, str)]
+    if not all(name and own for name, _, own in found):
+        raise UsageError(option, text, "pairs with commas between them, as in causal=is_causal")
+    return {name.strip(): own.strip() for name, _, own in found}
+
+
 def add(app: typer.Typer, command: Callable[..., None], *examples: str) -> None:
     """Make a function a command of `app`. Its help shows each example on a line of its own, of at most 76 characters."""
     lines = (example.replace("[", r"\[") for example in examples)

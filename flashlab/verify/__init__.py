@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flashlab.verify import general
 from flashlab.verify.adapter import Adapter, Refused, Target, TileShape
 from flashlab.verify.adapter import imported as load
-from flashlab.verify.bench import Bench, Trial
+from flashlab.verify.bench import Bench, Trial, own_judge
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
 from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, is_kernel, kernel, kernel_named
@@ -31,7 +31,6 @@ from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
 from simulator.fields import flag, integer
 from simulator.names import AnyBackend, DeviceName, DType
-from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
 from simulator.problem import DTYPES, ITEMSIZE, Problem, Tile
 
@@ -61,6 +60,8 @@ SEARCH = "search"
 """The name of the check in which Hypothesis looks for failing problems of its own."""
 CALL_SECONDS = 300.0
 """How long a call of a function in a process of its own may take: the first one may compile for a GPU."""
+JUDGED = ("rule", "memory", "determinism", SEARCH, "misaligned")
+"""The checks that hold a target to a judge, or to itself, and to no law of attention."""
 _AGAIN = 10
 """How often the smallest failing case is run again: a race fails now and then."""
 
@@ -79,6 +80,7 @@ class Options:
     device: DeviceName | None = None
     tile: TileShape = None
     framework: str | None = None
+    judge: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         """Raises `UsageError`: what nobody can run is no verdict on the target."""
@@ -93,6 +95,10 @@ class Options:
             Device.named(self.device)
         if self.tile is not None:
             Tile.parse(self.tile)
+        if self.judge is not None and not callable(self.judge):
+            raise UsageError(
+                "judge", self.judge, "a function (q, k, v, ...) of NumPy arrays that returns (out, lse), or out"
+            )
         for name in ("dtypes", "checks"):  # frozen, and a name alone is a list of one
             object.__setattr__(self, name, _names(name, getattr(self, name)))
 
@@ -113,8 +119,8 @@ def verify(
     target: Any, backend: AnyBackend = "simulator", *, full: bool = False, quick: bool = False, seed: int | None = None,
     dtypes: Sequence[DType] | None = None, checks: Sequence[str] | None = None, examples: int | None = None,
     device: DeviceName | None = None, tile: TileShape = None, framework: str | None = None,
-    on_row: Callable[[Row], None] | None = None, progress: bool = False, isolate: bool = False,
-    time_limit: float | None = None, adapt: Callable[[Any], Adapter] | None = None, **launch: Any,
+    judge: Callable[..., Any] | None = None, on_row: Callable[[Row], None] | None = None, progress: bool = False,
+    isolate: bool = False, time_limit: float | None = None, adapt: Callable[[Any], Adapter] | None = None, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
@@ -133,7 +139,11 @@ def verify(
     `framework` is whose arrays a callable ("numpy" by default) or a GPU ("cupy" by default) is given. `on_row` is called
     with every row as soon as it is done, and `progress=True` shows how many are.
 
-    A backward pass is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
+    A backward pass, or attention over pages, is verified by an `Adapter` with an `operation`, or under its name in `OUTSIDERS`.
+
+    `judge` says what is right in the place of float64 attention: a function (q, k, v, ...) of NumPy arrays, with the keywords of
+    a callable. It returns (out, lse), or out alone where the target returns no LSE. The rule allows what it does for attention of
+    the same inputs. Laws of attention are checked only where `checks` names them: the others are `JUDGED`.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
@@ -156,12 +166,13 @@ def verify(
 
             return verify(
                 target, backend, full=full, quick=quick, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
-                tile=tile, framework=framework, on_row=done, isolate=isolate, time_limit=time_limit, adapt=adapt, **launch,
+                tile=tile, framework=framework, judge=judge, on_row=done, isolate=isolate, time_limit=time_limit, adapt=adapt,
+                **launch,
             )  # fmt: skip
     apart = flag("isolate", isolate) or (isinstance(target, str) and is_kernel(target))
     options = Options(
         backend=backend, full=full, quick=quick, seed=0 if seed is None and not apart else seed, dtypes=dtypes,
-        checks=checks, examples=examples, device=device, tile=tile, framework=framework,
+        checks=checks, examples=examples, device=device, tile=tile, framework=framework, judge=judge,
     )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
         said = {"device": device, "time_limit": time_limit}
@@ -226,14 +237,16 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
             subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
         return _general(subject, kinds, o, on_row, steps)
     if (adapter := foreign.adapted(target)) is not None:
-        _check_general(BACKWARD, o)
         subject = foreign.foreign(adapter, steps)
+        _check_general(subject.operation, o)
         kinds = _checked_dtypes(o.dtypes, adapter.domain.dtypes or DTYPES, adapter.domain.dtypes or DTYPES)
         subject.probe(kinds)
         found = _general(subject, kinds, o, on_row, steps)
-        return replace(found, domain=subject.target.domain.words, place=subject.target.place())
+        checked = adapter.operation != "paged" or adapter.lse is not None  # a backward pass has no LSE of its own
+        return replace(found, domain=subject.target.domain.words, place=subject.target.place(), lse_checked=checked)
     every = QUICK if o.quick else [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]]
-    chosen = every if o.checks is None else list(o.checks)
+    usual = every if o.judge is None else [name for name in every if name in JUDGED]
+    chosen = usual if o.checks is None else list(o.checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
@@ -242,8 +255,9 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
     dtypes = _checked_dtypes(
         o.dtypes, wanted.dtypes[:1] if o.quick else wanted.dtypes, wanted.domain.dtypes or ITEMSIZE
     )
-    bench = Bench(wanted, dtypes, o.full, o.seed or 0, steps, o.quick)
+    bench = Bench(wanted, dtypes, o.full, o.seed or 0, steps, o.quick, own_judge(o.judge, wanted))
     bench.probe()
+    bench.probe_judge()
     begun, rows, failing = time.perf_counter(), list[Row](), None
     failures = list[tuple[Trial, Row]]()
     count = o.examples if o.examples is not None else 0 if o.quick else (2000 if o.full else wanted.examples)
@@ -318,6 +332,8 @@ def _check_general(operation: Operation, options: Options) -> None:
     o = options
     if o.quick:
         raise UsageError("quick", o.quick, f"False: {operation.name} has only short problems")
+    if o.judge is not None:
+        raise UsageError("judge", Said(getattr(o.judge, "__name__", "it")), f"None: {operation.name} has its own")
     if o.full:
         raise UsageError("full", o.full, f"False: {operation.name} has no long or wide problems")
     if o.examples:
@@ -446,12 +462,13 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
     import hypothesis  # only for a search: it costs import time
     from hypothesis.errors import NoSuchExample
 
-    failed: dict[Case, Row] = {}  # Hypothesis runs a case again, and relies on it that it fails again
+    # Hypothesis runs a case again, and relies on it that it fails again. Equal problems that are said otherwise are others here
+    failed: dict[str, Row] = {}
     tried, worst = 0, 0.0
 
     def fails(case: Case) -> bool:
         nonlocal tried, worst
-        if case in failed:
+        if case.source in failed:
             return True
         if any(row.ended for row in failed.values()):  # a smaller one would end the process, too
             return False
@@ -459,8 +476,8 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
         tried += row.status != "not run"
         worst = max(worst, row.worst or 0.0)
         if row.status == "failed":
-            failed[case] = row
-        return case in failed
+            failed[case.source] = row
+        return case.source in failed
 
     quiet = hypothesis.settings(
         max_examples=examples,
@@ -471,7 +488,7 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
     )
     try:
         case = hypothesis.find(cases, fails, settings=quiet, random=random.Random(bench.seed))
-        return Found((case, failed[case]), tried, worst)
+        return Found((case, failed[case.source]), tried, worst)
     except NoSuchExample:
         return Found(None, tried, worst)
 
@@ -541,7 +558,7 @@ def _failing(bench: Bench, trial: Trial, row: Row, before: Case | None = None) -
         from flashlab.verify.mistakes import likely  # only where something is wrong
 
         with suppress(Ended, Refused):
-            cause = bench.steps.step(lambda: likely(bench, case, others))
+            cause = "" if bench.judged else bench.steps.step(lambda: likely(bench, case, others))
     if trial.case and not row.ended:
         message += _rate(bench, trial)
     if trial.case:

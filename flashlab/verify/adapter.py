@@ -27,22 +27,26 @@ from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, OF_
 
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
-Checked = Literal["attention", "backward", "gradients"]
+Checked = Literal["attention", "backward", "gradients", "paged"]
 
-OPERATIONS: tuple[Checked, ...] = ("attention", "backward", "gradients")
-"""What may be checked of a function: its output, the gradients that it returns, or those that autograd finds of it."""
+OPERATIONS: tuple[Checked, ...] = ("attention", "backward", "gradients", "paged")
+"""What may be checked of a function: its output, the gradients that it returns, those that autograd finds of it, or its output over
+K and V in pages."""
 GRADIENTS = ("dq", "dk", "dv")
 
 _INPUTS = {operand.name: operand for operand in reversed(ATTENTION.inputs)}
 TOLD = tuple(name for name in FEATURES if FIELDS[name].operand in ("", *_INPUTS) and name not in OF_CACHES)
 """The features that a function may be told of. None is told of quantised K and V."""
 KEYWORDS = {name: (FIELDS[name].operand or name, *FIELDS[name].aliases) for name in TOLD} | {
-    "lse": ("lse", "return_lse", "compute_log_sumexp")
+    "lse": ("lse", "return_lse", "compute_log_sumexp"),
+    "seed": ("seed",),
 }
 """The names under which a callable may take each feature and the LSE. A problem with a feature that it has no name for is
 not run."""
 PER_HEAD = {name: _INPUTS[FIELDS[name].operand] for name in TOLD if FIELDS[name].operand}
 """The operands by which a call says a feature: an array with a number per head, or a mask."""
+MOST_SEEDS = 1 << 31
+"""Seeds of dropout are below this."""
 SAID_TO_ALL = ("causal", "scale")
 """What a function without a signature is told. What else it takes, `Adapter.names` says."""
 PLACED = ("window", "alibi")
@@ -60,7 +64,9 @@ class Adapter:
     `fn(q, k, v, ...)` returns out, or (out, lse) if `lse` names its base. It gets what it has a keyword for: `causal`
     (or `is_causal`), `scale` (`softmax_scale`, `sm_scale`), `window` (`window_size`: a pair, None for open), `soft_cap`
     (`softcap`, `logits_soft_cap`), `lse` (`return_lse`), and arrays (heads,) of float32: `sinks` (`s_aux`,
-    `learnable_sink`) and `alibi_slopes`. `names={"causal": "mask_future", "alibi": "slopes"}` says other keywords. A
+    `learnable_sink`) and `alibi_slopes`. It also gets a `mask`, bool (len_q, len_kv), True where a key is visible; `lengths`, pairs
+    (queries, keys) of sequences that lie one behind the other in arrays of batch 1; and `dropout` (a rate) with `seed`, an integer
+    by which it must drop the same weights again. `names={"causal": "mask_future", "alibi": "slopes"}` says other keywords. A
     problem with the default scale is run without one, where `fn` has a default of its own. `layout` is that of q, k, v
     and out; the LSE is (batch, heads, len_q) either way. `domain` (a `Domain`) shapes the problems of every check to
     those that `fn` is for. `supports(problem)` says False, or why not, for what else is not to be run. `empty_lse` is
@@ -71,6 +77,10 @@ class Adapter:
     LSE have that `layout`; the LSE is natural unless `lse` says otherwise. With `operation="gradients"`, `fn(q, k, v, ...)`
     is attention in torch, whose gradients by autograd are checked. `atomics` names the gradients that atomics add up: their
     last bits may differ from run to run.
+
+    With `operation="paged"`, `fn(q, k, v, block_table, seq_lens, ...)` is attention over pages. k and v are (pages, kv_heads,
+    page_size, head_dim), or (pages, page_size, kv_heads, head_dim) in the layout "bshd". `block_table` (batch, pages of a request)
+    and `seq_lens` (batch,) are int32.
 
     >>> import flashlab as fl
     >>> def half_baked(q, k, v, causal=False): return q
@@ -126,8 +136,10 @@ class Adapter:
         object.__setattr__(self, "atomics", atomics)  # a name alone is a list of one
         for name in atomics:
             among("atomics", name, GRADIENTS)
-        if atomics and self.operation == "attention":
-            raise UsageError("atomics", ", ".join(atomics), "none of them: the operation attention has no gradients")
+        if atomics and self.operation not in ("backward", "gradients"):
+            raise UsageError(
+                "atomics", ", ".join(atomics), f"none of them: the operation {self.operation} has no gradients"
+            )
         if self.operation == "gradients" and self.framework != "torch":
             raise UsageError("framework", self.framework, "torch: its autograd finds the gradients")
 
@@ -280,6 +292,8 @@ class CallableTarget(Target):
                 return f"the function takes no {'quantized K and V' if name in OF_CACHES else FIELDS[name].operand or name}"
             if name in PLACED and self.align == "top-left":
                 return f"{name} has no top-left convention here"
+        if p.dropout and not self.keyword("seed"):
+            return "the function takes no seed, so what it drops can't be repeated"
         if p.mask not in (None, "dense"):
             return f"a mask of {p.mask} has no convention here"
         if outside := self.domain.outside(p):
@@ -323,7 +337,7 @@ class CallableTarget(Target):
             result: Any = self.adapter.fn(*given, **named)
         except NotImplementedError as refusal:
             raise Refused.by(refusal) from None
-        return [*result] if type(result) in (tuple, list) else [result]
+        return [*result] if isinstance(result, tuple | list) else [result]
 
     def asked(self, problem: Problem, arrays: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """What the function is called with, by position and by keyword."""
@@ -344,6 +358,9 @@ class CallableTarget(Target):
         """The arrays with a number per head, by the function's keywords. Where it needs one that the problem hasn't, it gets
         numbers that change nothing."""
         found: dict[str, Any] = {}
+        seed = self.keyword("seed")
+        if seed and "rng_state" in arrays:
+            found[seed] = int(np.asarray(self.frame.get(arrays["rng_state"])).reshape(-1)[0]) % MOST_SEEDS
         for name, operand in PER_HEAD.items():
             own = self.keyword(name)
             if own and operand.name in arrays:

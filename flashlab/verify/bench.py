@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target, in_words
+from flashlab.verify.adapter import Adapter, CallableTarget, Failure, Refused, Target, in_words
 from flashlab.verify.cases import Case, describe, said
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
@@ -19,7 +19,7 @@ from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judg
 from flashlab.verify.steps import Ended, Steps
 from simulator import Problem, Scales
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import Unavailable, UsageError
+from simulator.errors import Said, Unavailable, UsageError
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION, SCORE
 from simulator.problem import SCORES
@@ -69,6 +69,8 @@ class Bench:
     steps: Steps = field(default_factory=Steps)
     quick: bool = False
     """Is it enough to look at small problems, and to trust the judge?"""
+    judged: Target | None = None
+    """What says the truth in the place of attention in float64."""
 
     def does(self, problem: Problem) -> bool:
         """Does the target take this problem?"""
@@ -95,6 +97,20 @@ class Bench:
         except (Exception, SystemExit) as error:
             if (refusal := target.argument_error(p, error)) is not None:
                 raise refusal from None
+
+    def probe_judge(self) -> None:
+        """Call a judge of the user's once. Raises `UsageError` if it can't judge."""
+        judge = self.judged
+        if isinstance(judge, CallableTarget):
+            p = self.target.domain.fit(Problem(batch=1, heads=2, len_q=16, head_dim=64, dtype=self.dtypes[0]))
+            try:
+                self._by_the_judge(judge, p, self.draw(p))
+            except (UsageError, Unavailable):
+                raise
+            except Exception as error:
+                raise judge.argument_error(p, error) or UsageError(
+                    "judge", Said(judge.name), f"no error: {error}"
+                ) from None
 
     def draw(self, problem: Problem, inputs: str = "normal") -> dict[str, Any]:
         """A problem's operands by name, with values of a kind in `INPUTS`."""
@@ -143,20 +159,39 @@ class Bench:
         return result
 
     def expect(self, problem: Problem, arrays: Arrays) -> Expected:
-        """The truth for these inputs, by the target's convention for causal masks."""
+        """The truth for these inputs, by the target's convention for causal masks, or by a judge of the user's."""
+        if self.judged is not None:
+            return self._by_the_judge(self.judged, problem, arrays)
         return expect(problem, **arrays, align=self.target.align)
 
     def judge_case(self, case: Case) -> float:
         """Hold one case to the rule, by two oracles that share no mask code. Returns the worst error over its limit."""
         p, arrays = case.problem, case.arrays()
+        if p.dropout and isinstance(self.target, CallableTarget):
+            from flashlab.verify.dropout import obeyed  # which imports this module
+
+            return obeyed(self, p)
         expected = self.expect(p, arrays)
         if not self.quick and pairs_of(p) <= DENSE_LIMIT:
             self.check_oracles(p, arrays, expected)
         result = self.run(p, arrays, layout=case.layout, tile=case.tile)
         return held(judge(expected, result.out, result.lse)).worst
 
+    def _by_the_judge(self, judge: Target, problem: Problem, arrays: Arrays) -> Expected:
+        out, lse = judge.call(problem, {name: x.copy() for name, x in arrays.items()})
+        found = {"out": np.asarray(out, np.float64)}
+        found["lse"] = np.zeros(found["out"].shape[:3]) if lse is None else np.asarray(lse, np.float64)
+        shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
+        if found["out"].shape != shape or found["lse"].shape != shape[:3]:
+            got = tuple(x.shape for x in found.values())
+            raise UsageError("judge", Said(str(got)), f"a function that returns arrays {shape} and {shape[:3]}")
+        bounds = ATTENTION.bounds(problem, arrays, found)
+        return Expected(found["out"], found["lse"], bounds["out"], bounds["lse"])
+
     def check_oracles(self, problem: Problem, arrays: Arrays, expected: Expected) -> None:
-        """Raise `Failure` if the dense reference and the loop over queries disagree."""
+        """Raise `Failure` if the dense reference and the loop over queries disagree. A judge of the user's is alone."""
+        if self.judged is not None:
+            return
         loop = reference(problem, **arrays, align=self.target.align, loop=True)
         close = ORACLES_AGREE * float(np.maximum(1.0, expected.lse_tolerance / SCORE[problem.dtype]).max(initial=1.0))
         for name, a, b in (("out", expected.out, loop.out), ("LSE", expected.lse, loop.lse)):
@@ -197,6 +232,14 @@ class Bench:
 def pairs_of(p: Problem) -> int:
     """The (query, key) pairs of a problem, over batch and heads."""
     return p.len_q * p.len_kv * p.batch * p.heads
+
+
+def own_judge(judge: Callable[..., Any] | None, target: Target) -> Target | None:
+    """A judge of the user's, called like a function that is verified. Raises `UsageError` for one that takes other arguments."""
+    if judge is None:
+        return None
+    name = getattr(judge, "__name__", "judge")
+    return CallableTarget(Adapter(judge, lse="e" if target.lse else None, causal=target.align, name=name))
 
 
 def stepped(steps: Steps, body: Callable[[], Row], row: Row) -> Row:

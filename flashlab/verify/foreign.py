@@ -1,4 +1,4 @@
-"""Backward passes from elsewhere, held to the rule and the probes of our own.
+"""Backward passes, and attention over pages, from elsewhere, held to the rule and the probes of our own.
 
 A backward pass that is a function of its own (`Backward`) gets the `out` and the LSE of the judge, rounded, as our kernels do.
 The gradients of a differentiable function (`Differentiated`) are those for the `out` and the LSE of its own forward pass. That
@@ -29,6 +29,7 @@ from simulator.errors import Said, Unavailable, UsageError
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.operations.backward import BACKWARD
+from simulator.operations.paged import PAGED
 
 __all__ = ["foreign"]
 
@@ -65,11 +66,37 @@ class BackwardTarget(CallableTarget):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backward(Subject):
-    """A backward pass behind an `Adapter`."""
+class Function(Subject):
+    """A function of an operation other than attention, behind an `Adapter`."""
 
     target: CallableTarget
     steps: Steps
+
+    def probe(self, dtypes: Sequence[DType]) -> None:
+        """Call the function once per dtype. Raises `UsageError` if it refuses its arguments, whatever they hold."""
+        for dtype in dtypes:
+            with suppress(Ended, Refused):
+                self.steps.step(lambda dtype=dtype: self._probe(dtype))
+
+    def _probe(self, dtype: DType) -> None:
+        for causal in (False, True):
+            p = self.fit(Problem(batch=1, heads=2, len_q=16, head_dim=64, dtype=dtype, causal=causal))
+            if not self.refuses(p):
+                break
+        else:
+            return  # it does neither: the rows will say why
+        try:
+            self.run_on(p, {name: self.frame.put(x) for name, x in self.operation.draw(p).items()})
+        except (UsageError, Unavailable, Refused):
+            raise
+        except (Exception, SystemExit) as error:
+            if (refusal := self.target.argument_error(p, error)) is not None:
+                raise refusal from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward(Function):
+    """A backward pass behind an `Adapter`."""
 
     def refuses(self, problem: Problem) -> str | None:
         p = problem
@@ -99,27 +126,6 @@ class Backward(Subject):
         if len(found) < len(GRADIENTS):
             raise UsageError("target", Said(self.name), "a backward pass that returns (dq, dk, dv)")
         return {name: self.frame.get(self.target.turned(x)) for name, x in zip(GRADIENTS, found, strict=False)}
-
-    def probe(self, dtypes: Sequence[DType]) -> None:
-        """Call the function once per dtype. Raises `UsageError` if it refuses its arguments, whatever they hold."""
-        for dtype in dtypes:
-            with suppress(Ended, Refused):
-                self.steps.step(lambda dtype=dtype: self._probe(dtype))
-
-    def _probe(self, dtype: DType) -> None:
-        for causal in (False, True):
-            p = self.fit(Problem(batch=1, heads=2, len_q=16, head_dim=64, dtype=dtype, causal=causal))
-            if not self.refuses(p):
-                break
-        else:
-            return  # it does neither: the rows will say why
-        try:
-            self.run_on(p, {name: self.frame.put(x) for name, x in BACKWARD.draw(p).items()})
-        except (UsageError, Unavailable, Refused):
-            raise
-        except (Exception, SystemExit) as error:
-            if (refusal := self.target.argument_error(p, error)) is not None:
-                raise refusal from None
 
 
 class Differentiated(Backward):
@@ -184,17 +190,67 @@ class Differentiated(Backward):
         return UsageError("target", Said(self.name), "a function whose output torch's autograd can differentiate")
 
 
+class PagedTarget(CallableTarget):
+    """A function (q, k, v, block_table, seq_lens, ...) behind an `Adapter`."""
+
+    operands = ("q", "k", "v", "block_table", "seq_lens")
+
+    def refuses(self, problem: Problem) -> str | None:
+        return super().refuses(_plain(problem))  # the arrays say the pages and the lengths
+
+    def told(self, problem: Problem) -> dict[str, Any]:
+        return super().told(_plain(problem))
+
+
+def _plain(p: Problem) -> Problem:
+    """What is said of a problem beside its arrays: plain attention of its first request."""
+    return p.sequences[0].gathered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paged(Function):
+    """Attention over pages behind an `Adapter`."""
+
+    def refuses(self, problem: Problem) -> str | None:
+        for name in ("varlen", "drafts"):
+            if getattr(problem, name):
+                return f"{name} has no convention here"
+        if self.target.align == "top-left" and problem.causal:
+            return "it aligns a causal mask top-left, and the lengths differ"
+        return self.target.refuses(problem)
+
+    def fit(self, problem: Problem) -> Problem:
+        return PAGED.fitted(problem)
+
+    def run_on(self, problem: Problem, given: Mapping[str, Any]) -> dict[str, Array]:
+        if reason := self.refuses(problem):  # a probe asks for drafts, too
+            raise Refused(reason)
+        with self.steps.call():
+            found = self.target.results(problem, given)
+        if self.target.lse and len(found) < 2:
+            raise UsageError("lse", self.target.adapter.lse, "None for a function that returns no (out, lse)")
+        named = {"out": self.frame.get(self.target.turned(found[0]))}
+        if self.target.lse:
+            named["lse"] = self.target.natural(np.asarray(self.frame.get(found[1]), np.float32))
+        return named
+
+
 def adapted(target: Any) -> Adapter | None:
-    """The adapter of a target of which a backward pass is to be checked, or None for any other target."""
+    """The adapter of a target whose operation isn't attention, or None for any other target."""
     if isinstance(target, str) and target in OUTSIDERS:
         target = outsider(target)
     return target if isinstance(target, Adapter) and target.operation != "attention" else None
 
 
-def foreign(adapter: Adapter, steps: Steps) -> Backward:
-    """The backward pass of an adapter, as the checks see it. Raises `UsageError` and `Unavailable`."""
+def foreign(adapter: Adapter, steps: Steps) -> Function:
+    """The function of an adapter, as the checks see it. Raises `UsageError` and `Unavailable`."""
     if isinstance(adapter.fn, FileKernel):
         raise UsageError("operation", adapter.operation, "attention, for a kernel of a .cu file")
+    if adapter.operation == "paged":
+        paged = PagedTarget(adapter)
+        return Paged(
+            name=paged.name, operation=PAGED, backend=paged.backend, frame=paged.frame, target=paged, steps=steps
+        )
     backward = adapter.operation == "backward"
     target = (BackwardTarget if backward else CallableTarget)(adapter)
     known = LAYOUTS if adapter.domain.layouts is None else adapter.domain.layouts

@@ -27,6 +27,7 @@ from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName
 from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
+from simulator.operations.paged import PAGED
 from simulator.operations.problems import posed
 from simulator.problem import FEATURES, FIELDS
 from simulator.simulate import run_on_data
@@ -262,11 +263,15 @@ def _less(n: int) -> list[int]:
 
 def likely(subject: Subject, failing: Problem, others: Sequence[Problem], seed: int) -> str:
     """The mistake that explains what fails, if it is known."""
-    if subject.operation is not BACKWARD:
-        return ""
-    from flashlab.verify import gradient_mistakes  # only where something is wrong
+    if subject.operation is BACKWARD:
+        from flashlab.verify import gradient_mistakes  # only where something is wrong
 
-    return gradient_mistakes.likely(subject, failing, others, seed)
+        return gradient_mistakes.likely(subject, failing, others, seed)
+    if subject.operation is PAGED:
+        from flashlab.verify import page_mistakes
+
+        return page_mistakes.likely(subject, failing, others, seed)
+    return ""
 
 
 def row_of(target: Any) -> Algorithm | None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.verify.adapter import Failure
+from flashlab.verify.mistakes import in_a_line
 from flashlab.verify.subject import Subject, worst
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
@@ -244,6 +245,7 @@ def _masks(c: Scene) -> Iterator[Suspect]:
         seen["the causal mask is ignored"] = c.mask(left, None)
         seen["a causal row misses its last key: < where <= belongs"] = c.mask(left, -1)
         seen["a causal row sees one key too many"] = c.mask(left, 1)
+        seen["the causal mask is the other way round: a query sees its own key and later ones"] = c.mask(0, None)
     if left is not None:
         seen["the window's left side is one key too wide"] = c.mask(left + 1, right)
         seen["the window's left side is one key too narrow"] = c.mask(left - 1, right)
@@ -252,6 +254,11 @@ def _masks(c: Scene) -> Iterator[Suspect]:
         seen["the window's right side is one key too narrow"] = c.mask(left, right - 1)
     if left is not None or (right is not None and not p.causal):
         seen["the window is ignored"] = c.mask(None, 0 if p.causal else None)
+        if left is not None and right is not None:
+            seen["the window's left side is ignored"] = c.mask(None, right)
+            if not p.causal:
+                seen["the window's right side is ignored"] = c.mask(left, None)
+                seen["the window's sides are swapped"] = c.mask(right, left)
         seen["the window is aligned top-left"] = c.mask(left, right, lambda _: 0)
     within = c.mask(left, right)
     if p.lengths is not None:
@@ -376,7 +383,7 @@ def likely(subject: Subject, failing: Problem, others: Sequence[Problem], seed: 
         if named and (more := _matching(subject, p, seed, failing=False)) is not None:
             # what makes no difference isn't tried where all is right; where something is wrong, it doesn't explain it
             named = [words for words in named if more.get(words, "" not in more)]
-    return "; or ".join(named) if len(named) <= 2 else ""
+    return in_a_line(named)
 
 
 def _larger(subject: Subject, p: Problem) -> Iterator[Problem]:

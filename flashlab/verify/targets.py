@@ -231,7 +231,7 @@ def target_of(
 def _adapted(adapter: Adapter) -> Target:
     if adapter.operation != "attention":
         raise UsageError(
-            "operation", adapter.operation, "attention: a backward pass has no single cases, only fl.verify"
+            "operation", adapter.operation, "attention: other operations have no single cases, only fl.verify"
         )
     return KernelTarget(adapter, adapter.fn) if isinstance(adapter.fn, FileKernel) else CallableTarget(adapter)
 

@@ -44,6 +44,8 @@ def test_every_verdict_occurs():
 def test_the_page_begins_with_its_claims():
     """Each claim has a row that says its verdict, and another verdict in the text is another table."""
     text = PAGE.read_text(encoding="utf-8")
-    assert text == replaced(text, "audit", {"claims": audit.table(text)}), "run python -m docs._site.audit"
+    assert text == replaced(text, "audit", {"claims": audit.table(text), "tests": audit.tests()}), (
+        "run python -m docs._site.audit"
+    )
     assert [each.number for each in audit.claims(text)] == list(range(1, len(CLAIMS) + 1))
     assert audit.table(text) != audit.table(text.replace("**False.**", "**True.**", 1))

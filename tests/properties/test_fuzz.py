@@ -171,6 +171,7 @@ def test_every_public_call_is_drawn() -> None:
               "ulysses_attention", "unshard"}  # fmt: skip
     own = set(fl.parallel.__all__) - torchs
     calls |= {f"parallel.{name}" for name in own if callable(getattr(fl.parallel, name))}
+    calls |= {f"testing.{name}" for name in fl.testing.__all__ if name not in ("ZOO", "Audit", "Audited")}
     assert calls - kept - errors - set(fuzz.NOT_CALLED) == set(fuzz.FIRST)
 
 

@@ -33,8 +33,8 @@ from tests.tiers import examples
 
 COMMANDS = [
     "lessons",
-    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
-    "time", "capture", "diff", "info", "cache", "serve", "parallel",
+    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "audit-test", "bench", "fp8", "counters",
+    "sanitize", "emulate", "time", "capture", "diff", "info", "cache", "serve", "parallel",
 ]  # fmt: skip
 
 MINE = '''

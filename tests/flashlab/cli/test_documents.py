@@ -70,7 +70,9 @@ def test_documents_of_two_runs(tmp_path: Path) -> None:
 
 def test_every_command_has_a_schema_and_a_test() -> None:
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    assert names == set(DOCUMENTS) == {*SMALL, *NEED_A_GPU_OR_TORCH, "lessons", "emulate", "counters", "diff"}
+    assert names == set(DOCUMENTS) == {
+        *SMALL, *NEED_A_GPU_OR_TORCH, "lessons", "emulate", "counters", "diff", "audit-test",
+    }  # fmt: skip
 
 
 def test_each_command_has_a_valid_schema() -> None:

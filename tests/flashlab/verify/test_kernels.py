@@ -17,8 +17,8 @@ from flashlab.emulator import BuildError, Empty
 from flashlab.verify import Case, run_case, verify
 from flashlab.verify.expressions import array, calculated
 from flashlab.verify.formats import github
+from simulator.dtypes import Array
 from tests.flashlab.cli.typed import document
-from tests.flashlab.verify.candidates import Array
 
 SOURCE = Path(__file__).with_name("kernels.cu")
 SIZES: Any = {"grid": "cdiv(len_q, 32), batch * heads", "block": 32}

@@ -11,8 +11,8 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import run_case, verify
+from flashlab.verify.zoo import Fault, tiled
 from tests.flashlab.verify.candidates import Array, attention
-from tests.flashlab.verify.zoo import Fault, tiled
 from tests.tiers import one_of_each
 
 Kernel = Callable[..., Any]

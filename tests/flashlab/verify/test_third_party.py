@@ -17,7 +17,7 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import verify
-from tests.flashlab.verify.candidates import Array
+from simulator.dtypes import Array
 
 pytestmark = [pytest.mark.long, pytest.mark.compiler, pytest.mark.timeout(3600)]
 

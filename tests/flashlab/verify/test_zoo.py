@@ -6,9 +6,9 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import verify
+from flashlab.verify.zoo import KINDS, Fault, tiled
 from simulator.catalogue import CATALOGUE
 from simulator.operations.attention import ATTENTION
-from tests.flashlab.verify.zoo import KINDS, Fault, tiled
 from tests.tiers import one_of_each
 
 FAULTS = [(kind, fault) for kind, faults in KINDS.items() for fault in faults]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import ml_dtypes
 import numpy as np
 
-from tests.flashlab.verify.candidates import Array
+from simulator.dtypes import Array
 
 KEYS, ROWS = 32, 16
 """Keys and rows of a tile."""
@@ -78,8 +78,10 @@ def _scale(fault: Fault | None, dim: int, scale: float | None, storage: Any) -> 
         return 1.0
     if fault == "scale of a padded head dim" and scale is None:
         return float((1 << (dim - 1).bit_length()) ** -0.5)
-    if fault == "scale ignored" or scale is None or (fault == "zero scale taken for none" and not scale):
-        scale = dim**-0.5
+    own = float(dim**-0.5)
+    scale = own if fault == "scale ignored" or scale is None else scale
+    if fault == "zero scale taken for none" and not scale:
+        return own
     if fault == "scale rounded to storage":
         return float(np.asarray(scale, "float16"))
     return abs(scale) if fault == "scale absolute" else scale
@@ -152,7 +154,7 @@ def _run(
     if fault == "scale applied to Q in storage":
         queries, factor = (queries * np.float32(factor * 1.4427)).astype(storage).astype(np.float32), 1 / 1.4427
     if fault == "head dim tail dropped in S" and dim % 16:
-        queries = np.where(np.arange(dim) < dim - dim % 16, queries, 0)
+        queries = queries * (np.arange(dim) < dim - dim % 16)
     seen = _seen(fault, rows, cols, causal, window)
     if fault == "last key dropped":
         seen[:, -1:] = False
@@ -307,7 +309,9 @@ def _stored(
     if fault == "out truncated, not rounded":
         exact, stored = out, out.astype(storage)
         away = np.abs(stored.astype(np.float32)) > np.abs(exact)
-        toward = (stored.astype(np.float32) * (1 - 2.0 * float(ml_dtypes.finfo(storage).eps))).astype(storage)
+        toward = (stored.astype(np.float32) * (1 - 2.0 * float(cast("Any", ml_dtypes.finfo(storage)).eps))).astype(
+            storage
+        )
         return np.where(away, toward, stored), lse.astype(np.float32)
     if fault == "out of the previous call":
         last = held.get(out.shape)
