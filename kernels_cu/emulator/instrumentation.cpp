@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "hopper.h"
+#include "host.h"
 #include "launch.h"
 #include "machine.h"
 
@@ -15,7 +16,7 @@ namespace {
 
 // The compiler's code makes the access when this returns. So an access that must not happen ends the block.
 void access(const void* address, unsigned bytes, bool write, Place place, bool is_volatile = false) {
-  if (!current) return;
+  if (!current) return check_host(address, bytes, write, place);
   Lane& lane = current_lane();
   Block& block = *lane.block;
   auto* at = static_cast<const char*>(address);
@@ -47,6 +48,7 @@ void access(const void* address, unsigned bytes, bool write, Place place, bool i
 
 // A range. It is reported in pieces as large as its alignment allows.
 void range(const void* address, unsigned long bytes, bool write, Place place) {
+  if (!current) return check_host(address, bytes, write, place);
   for (auto at = reinterpret_cast<std::uintptr_t>(address), end = at + bytes; at < end;) {
     unsigned piece = CHUNK;
     while (at % piece || end - at < piece) piece /= 2;
@@ -69,7 +71,9 @@ struct Type {
 struct Source { const char* file; std::uint32_t line, column; };
 struct OutOfBounds { Source source; const Type *array, *index; };
 
-[[noreturn]] void refuse(const char* kind, std::string message, Place place) {
+// In host code the program goes on, as a program does.
+void refuse(const char* kind, std::string message, Place place) {
+  if (!current) return program().findings.add(program().finding(kind, message, place));
   Lane& lane = current_lane();
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
