@@ -8,7 +8,7 @@ from importlib import import_module
 from simulator.errors import Unavailable, UsageError, unknown
 from studies import pools, timed
 
-OTHERS = ("blind", "clients", "corpus", "model", "overhead", "parallel", "rates", "serve", "upstream")
+OTHERS = ("blind", "clients", "corpus", "model", "overhead", "parallel", "programs", "rates", "serve", "upstream")
 
 
 def main(name: str = "", *words: str) -> None:

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from flashlab.base import interrupts
 from flashlab.base.files import printable
-from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, lessons, parallel, serve, time
+from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, lessons, parallel, run, serve, time
 from flashlab.views import tables
 from simulator.errors import Unavailable, UsageError
 
@@ -105,6 +105,7 @@ lessons.register(app)
 counts.register(app)
 checks.register(app)
 emulate.register(app)
+run.register(app)
 time.register(app)
 serve.register(app)
 parallel.register(app)

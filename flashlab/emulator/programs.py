@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import struct
@@ -18,7 +19,7 @@ from flashlab.base.apart import Ended, call_apart
 from flashlab.base.files import path_of
 from flashlab.base.host import Empty, is_array, to_numpy
 from flashlab.base.scratch import scratch
-from flashlab.emulator.apart import MEMORY, patience
+from flashlab.emulator.apart import MEMORY
 from flashlab.emulator.build import build_program
 from flashlab.emulator.files import bytes_of, options_of_build
 from flashlab.emulator.library import Arena, Buffer, Launched, Library, Line, check_limits, known, load
@@ -28,6 +29,10 @@ from simulator.errors import UsageError, unknown
 from simulator.fields import flag, listed
 
 __all__ = ["HostFinding", "ProgramLaunch", "ProgramRun", "run_program"]
+
+
+_SLACK = 20.0
+"""Seconds beside the program's own: Python starts, and a launch that is late says where it waits."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ def run_program(
                 how,
                 where,
                 settings,
-                seconds=patience(time_limit),
+                seconds=time_limit + _SLACK if time_limit else math.inf,
                 memory=MEMORY,
             )
             printed, (arrays, unwritten) = answer.printed, answer.value
@@ -220,14 +225,11 @@ def _read(
     status: int | None = said.get("status")
     if ended is not None and not said.get("ended"):
         findings.append(_end(library, report.with_name(f"{report.name}.crash"), ended))
-    elif any(x.kind in _FATAL for x in findings):
+    elif status is not None and status < 0:  # a finding ended it
         status = None
     return ProgramRun(
         status, printed, tuple(launches), tuple(findings), tuple(told(said.get("notes", ()))), arrays, unwritten
     )
-
-
-_FATAL = ("device memory on the host",)
 
 
 def _end(library: Library, crash: Path, ended: Ended) -> HostFinding:

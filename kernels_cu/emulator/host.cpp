@@ -166,7 +166,7 @@ static void finish(int status) {
   std::fflush(nullptr);
   Findings left;
   for (const auto& one : p.allocations)  // a program that was ended early had no time to
-    if (status < 128 && !one->freed && one->place)
+    if (status != ended_here && !one->freed && one->place)
       left.add(p.finding("not freed", std::to_string(one->bytes) + " bytes of " + one->name + " are never freed", one->place, one.get()));
   p.notes.merge(left);
   put(p.given.report, p.report(true) + ",\"status\":" + std::to_string(status) + "}");

@@ -117,6 +117,7 @@ inline void check_host(const void* at, std::uint64_t bytes, bool write, Place pl
 }
 
 [[noreturn]] void end_program(int status);  // exit() in host code
+constexpr int ended_here = -1;              // a finding ended it, as a GPU's system would
 bool in_program();
 
 }  // namespace emulator

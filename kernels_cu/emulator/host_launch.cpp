@@ -31,7 +31,7 @@ std::string spelled(std::uint64_t n) {
 
 // `ns::k<64>`, `(const void*)k<64>` and `&k` are all of k.
 std::string base_of(std::string name) {
-  name = name.substr(0, name.find('<'));
+  name = name.substr(0, name.find_first_of("<,"));
   std::size_t end = name.size();
   auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   while (end && !in_word(name[end - 1])) --end;
@@ -153,15 +153,13 @@ int error_of(const Launched& done) {
 
 using namespace emulator;
 
-extern "C" {
-
-int emu_host_launch(const EmuHostLaunch* given) {
+static int launch_at(const EmuHostLaunch* given, Place place) {
   Program& p = program();
   const std::lock_guard lock(p.busy);
-  if (p.sticky) return p.failed(p.sticky, "", HERE);
+  if (p.sticky) return p.failed(p.sticky, "", place);
   int error = 0;
   const std::string why = refused(p, *given, error);
-  if (error) return p.fail(error, "launch", given->kernel + std::string(" ") + why, HERE);
+  if (error) return p.fail(error, "launch", given->kernel + std::string(" ") + why, place);
   p.save();
   std::vector<EmuRegion> regions;
   std::vector<Allocation*> live;
@@ -183,12 +181,16 @@ int emu_host_launch(const EmuHostLaunch* given) {
   explain(p, done.findings);
   if (p.ordered() && !done.stopped)
     for (std::size_t i = 0; i < live.size(); ++i)
-      if (const auto bytes = touched(launch.regions[i]); !bytes.empty()) p.touch(*live[i], bytes, actor, given->kernel, HERE);
-  add(group_of(p, *given, HERE), done);
+      if (const auto bytes = touched(launch.regions[i]); !bytes.empty()) p.touch(*live[i], bytes, actor, given->kernel, place);
+  add(group_of(p, *given, place), done);
   if (done.stopped) p.sticky = p.last = error_of(done), ++p.stopped;
   p.save(!done.findings.list.empty());
   return p.sticky;
 }
+
+extern "C" {
+
+int emu_host_launch(const EmuHostLaunch* given) { return launch_at(given, HERE); }
 
 void emu_host_known(const void* function, void (*entry)(void**), int parameters) { known()[function] = {entry, parameters}; }
 
@@ -204,7 +206,7 @@ int emu_host_launch_at(const char* name, const void* function, uint3 grid, uint3
   const std::string kernel = base_of(name);
   static auto& names = *new std::set<std::string>;
   const EmuHostLaunch launch{names.insert(kernel).first->c_str(), function, found->second.entry, given.data(), grid, block, sram, stream, cooperative};
-  return emu_host_launch(&launch);
+  return launch_at(&launch, HERE);
 }
 
 int emu_host_allow(const char* name, const void* function, int bytes) {

@@ -1,4 +1,3 @@
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -168,7 +167,7 @@ void host_access(const void* at, std::uint64_t bytes, bool write, Place place) {
     p.findings.add(p.finding(about && about->freed ? "use after free" : "out of bounds",
                              std::string(verb) + " " + count_of(static_cast<std::int64_t>(bytes), "byte") + ": " + p.where(at, static_cast<std::int64_t>(bytes)),
                              place, about, about ? static_cast<const char*>(at) - about->base : 0));
-  end_program(128 + SIGSEGV);
+  end_program(ended_here);
 }
 
 }  // namespace emulator
@@ -226,7 +225,7 @@ static void release(void* at, Place place) {
   const Allocation* one = p.find(at);
   p.findings.add(p.finding("free", std::string("free() of ") + (one ? std::string(word(one->kind)) + " memory: that takes " +
                            (one->kind == Kind::pinned ? "cudaFreeHost" : "cudaFree") : "memory that CUDA had"), place, one));
-  end_program(128 + SIGABRT);
+  end_program(ended_here);
 }
 void emu_host_release(void* at) { release(at, HERE); }
 void emu_host__ZdlPv(void* at) { release(at, HERE); }

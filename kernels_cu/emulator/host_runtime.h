@@ -328,15 +328,17 @@ template <class F> EMU_CUDA cudaFuncGetAttributes(cudaFuncAttributes* about, F) 
   return cudaSuccess;
 }
 template <class F>
-EMU_CUDA cudaLaunchKernel(F kernel, dim3 grid, dim3 block, void** arguments, std::size_t sram = 0, cudaStream_t stream = nullptr) {
+EMU_CUDA emu_launch_kernel(const char* name, F kernel, dim3 grid, dim3 block, void** arguments, std::size_t sram = 0, cudaStream_t stream = nullptr) {
   if constexpr (std::is_function_v<std::remove_pointer_t<F>>) emulator::known(kernel);
-  return emulator::status(emu_host_launch_at("kernel", reinterpret_cast<const void*>(kernel), grid, block, arguments, sram, stream, 0));
+  return emulator::status(emu_host_launch_at(name, reinterpret_cast<const void*>(kernel), grid, block, arguments, sram, stream, 0));
 }
 template <class F>
-EMU_CUDA cudaLaunchCooperativeKernel(F kernel, dim3 grid, dim3 block, void** arguments, std::size_t sram = 0, cudaStream_t stream = nullptr) {
+EMU_CUDA emu_launch_cooperative_kernel(const char* name, F kernel, dim3 grid, dim3 block, void** arguments, std::size_t sram = 0, cudaStream_t stream = nullptr) {
   if constexpr (std::is_function_v<std::remove_pointer_t<F>>) emulator::known(kernel);
-  return emulator::status(emu_host_launch_at("kernel", reinterpret_cast<const void*>(kernel), grid, block, arguments, sram, stream, 1));
+  return emulator::status(emu_host_launch_at(name, reinterpret_cast<const void*>(kernel), grid, block, arguments, sram, stream, 1));
 }
+#define cudaLaunchKernel(...) emu_launch_kernel(#__VA_ARGS__, __VA_ARGS__)
+#define cudaLaunchCooperativeKernel(...) emu_launch_cooperative_kernel(#__VA_ARGS__, __VA_ARGS__)
 // As many blocks as threads and shared memory allow: registers aren't known here.
 template <class F>
 inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F, int threads, std::size_t sram) {
