@@ -73,7 +73,7 @@ from simulator import (
 
 if TYPE_CHECKING:
     from flashlab import parallel as parallel
-    from flashlab.emulator import Empty, FileRun, emulate_file
+    from flashlab.emulator import Empty, FileRun, ProgramRun, emulate_file, run_program
     from flashlab.lessons import check, predict, progress
     from flashlab.run.backward import attention_backward
     from flashlab.run.blocks import block_mask
@@ -105,6 +105,8 @@ _LAZY = {
     "emulate_file": "flashlab.emulator",
     "Empty": "flashlab.base.host",
     "FileRun": "flashlab.emulator",
+    "ProgramRun": "flashlab.emulator",
+    "run_program": "flashlab.emulator",
     "Emulation": "flashlab.run.emulated",
     "EmulationError": "flashlab.run.emulated",
     "Comparison": "flashlab.views.comparison",
@@ -176,7 +178,7 @@ __all__ = [
     "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
     "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention", "attention_backward",
     "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "copy_pages", "count", "emulate",
-    "emulate_file",
+    "emulate_file", "ProgramRun", "run_program",
     "kernel", "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
     "progress", "quantize_cache", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline",
     "verify",
