@@ -97,16 +97,21 @@ def measured(
     rows: list[dict[str, Any]] = [
         {"repository": x.resolve().name.replace("__", "/"), "commit": commit_of(x), "programs": []} for x in checkouts
     ]
+
+    def one(of: dict[str, Any], path: Path, folder: Path) -> dict[str, Any]:
+        done = tried(path, folder, seconds, true)
+        told = done["findings"][0] if done["findings"] else done["reason"] or ""
+        print(f"{of['repository']} {done['path']}: {done['ended']} {told[:200]}", file=sys.stderr, flush=True)
+        return done
+
     with ThreadPoolExecutor(jobs) as pool:
         tries = [
-            (of, pool.submit(tried, path, folder, seconds, true))
+            (of, pool.submit(one, of, path, folder))
             for of, folder in zip(rows, checkouts, strict=True)
             for path in drawn(folder, most, seed)
         ]
         for of, done in tries:
-            of["programs"].append(one := done.result())
-            told = one["findings"][0] if one["findings"] else one["reason"] or ""
-            print(f"{of['repository']} {one['path']}: {one['ended']} {told[:200]}", file=sys.stderr, flush=True)
+            of["programs"].append(done.result())
     return rows
 
 

@@ -1,8 +1,9 @@
 """Runs CUDA sources on a CPU. The machine's own C++ compiler builds them; the emulator runs, sanitises and counts them.
 
 `build` makes a library of any `.cu` file, `Library.launch` runs one of its kernels on buffers in an `Arena`, and
-`emulate_file` does both. `run_program` runs a whole program, host code and all. The C++ side is `kernels_cu/emulator`. The documentation's page "The emulator" says how it
-works and what it doesn't model. `flashlab.run.emulated` runs the algorithms' own kernels on it.
+`emulate_file` does both. `run_program` runs a whole program, host code and all. The C++ side is `kernels_cu/emulator`. The
+documentation's page "The emulator" says how it works and what it doesn't model. `flashlab.run.emulated` runs
+the algorithms' own kernels on it.
 """
 
 from flashlab.base.process import IN_A_BROWSER
