@@ -83,9 +83,9 @@ def run(
         "sanitize": sanitize,
         "time_limit": _SECONDS if time_limit is None else time_limit,
     }
-    print("flashlab: native code of the file runs here, with your rights", file=sys.stderr)
     with options.compiling(), progress.busy("running"):
         done = run_program(file, arguments or [], **given)
+    print("flashlab: native code of the file ran here, with your rights", file=sys.stderr)
     if out is not None:
         keep(Path(out), done.arrays)
     if json:

@@ -185,7 +185,10 @@ class _Reader:
         words = self.words
         if words[i] not in self.kernels:
             return
-        first = i - 1 if words[i - 1] == "&" else i
+        first = i
+        while words[first - 1] == "::":
+            first -= 2 if is_word(words[first - 2]) else 1
+        first -= words[first - 1] == "&"
         cast = words[first - 1]
         if cast == ")" and words[first - 2] == "*" and "void" in words[self.partner[first - 1] : first - 1]:
             pass

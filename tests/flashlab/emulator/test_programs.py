@@ -116,7 +116,7 @@ store<<<1, 2000>>>(d, 64);
 cudaGetLastError();
 cudaMallocManaged(&m, sizeof h);
 store<<<1, 64>>>(m, 64);
-int early = m[3];
+volatile int early = m[3];
 cudaDeviceSynchronize();
 early = m[3];
 cudaStream_t a, b;
