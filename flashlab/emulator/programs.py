@@ -169,7 +169,10 @@ def run_program(
     with scratch() as place:
         report = place / "report.json"
         how = _Called(call, names, values) if call else None
-        ended, printed, arrays, unwritten = None, "", {}, {}
+        ended: Ended | None = None
+        printed = ""
+        arrays: Mapping[str, Array] = {}
+        unwritten: Mapping[str, int] = {}
         try:
             answer = call_apart(
                 _in_child,
@@ -227,6 +230,8 @@ def _read(
         findings.append(_end(library, report.with_name(f"{report.name}.crash"), ended))
     elif status is not None and status < 0:  # a finding ended it
         status = None
+    if any(x.launched.stopped for x in launches):  # how far it came is chance
+        unwritten = {}
     return ProgramRun(
         status, printed, tuple(launches), tuple(findings), tuple(told(said.get("notes", ()))), arrays, unwritten
     )
@@ -239,7 +244,7 @@ def _end(library: Library, crash: Path, ended: Ended) -> HostFinding:
     if not crash.exists():
         return HostFinding("crash", f"the program's code ended it: {ended}")
     number, *places = (row[0] for row in struct.iter_unpack("<q", crash.read_bytes()))
-    chains = (library.chain(place - 1) for place in places)
+    chains = (library.chain(place) for place in places)
     line = next((chain[0] for chain in chains if chain), None)
     return HostFinding("crash", f"the program was ended by {signal.Signals(number).name}", line)
 
@@ -287,7 +292,8 @@ class _DeviceArena(Arena):
         at = self._new(name.encode(), ctypes.c_ulong(max(nbytes, 1)), ctypes.byref(state))
         if not at or not state.value:
             raise MemoryError(f"{name}: {nbytes:,} bytes of device memory")
-        data, written = (np.frombuffer((ctypes.c_uint8 * nbytes).from_address(x), np.uint8) for x in (at, state.value))
+        places: tuple[int, int] = at, state.value
+        data, written = (np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(x)) for x in places)
         self.buffers[name] = Buffer(name, data, written)
         return data
 
