@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
         run,
         "flashlab run saxpy.cu",
         "flashlab run saxpy.cu -- 1000 --verbose",
-        "flashlab run solution.cu --call solve --arg 'a=float32[100]' --arg 'b=float32[100]:out' --arg n=100",
+        "flashlab run mine.cu --call solve --arg 'x=float32[100]' --arg n=100",
     )
 
 

@@ -94,6 +94,7 @@ _OF_HOST_CODE = {  # what touches memory out of the compiler's sight: the runtim
     "free": "emu_host_release",
     **{name: f"emu_host_{name}" for name in ("_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm")},  # delete and delete[]
 }
+_THREADS = re.compile(r"^\s*#\s*include\s*[<\"]omp\.h[>\"]", re.MULTILINE)
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
@@ -134,6 +135,8 @@ def build_program(
     text, path = read(path), path.resolve()
     folders = [Path(folder).resolve() for folder in includes]
     command = _command(path, macros, folders, arch=arch, std=std)
+    if _THREADS.search(text):
+        command += ("-fopenmp",)
     digest = _digest(path, text, folders)
     source = prepared(path, text, command, (), digest, True)
     entry = source.function(call or "main")
@@ -243,6 +246,7 @@ def _make(
     # relocations say where calls are
     link = [*map(str, objects), "-fPIC", "-shared", "-pthread", "-Wl,--no-undefined", "-Wl,--emit-relocs"]
     link += ["-Wl,-Bsymbolic"] if program is not None else []  # its names are its own, also where Python has them
+    link += ["-fopenmp"] if "-fopenmp" in command else []
     linked = _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")])
     if linked.returncode:
         raise BuildError(explained(source, entries, linked.stderr))

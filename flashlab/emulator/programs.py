@@ -77,6 +77,13 @@ class ProgramRun:
 
     `findings` are those of host code, `notes` what is no misuse. The `arrays` of a function that was called are as it left them;
     `unwritten` says how many bytes of the `Empty` ones it never wrote.
+
+    >>> _ = Path("leaves.cu").write_text("int main() { int* x; cudaMalloc(&x, 40); return cudaFree(x + 1); }")
+    >>> run_program("leaves.cu")
+    status 1: 2 findings
+    leaves.cu:1: free: cudaFree of an address inside of x
+    the program ended with status 1
+    note: leaves.cu:1: not freed: 40 bytes of x are never freed
     """
 
     status: int | None

@@ -140,6 +140,7 @@ int error_of(const Launched& done) {
   int error = cudaErrorIllegalAddress;
   for (const Finding& found : done.findings.list) {
     const std::string kind = found.kind;
+    if (kind == "misaligned") error = cudaErrorMisalignedAddress;
     if (kind == "assert") return cudaErrorAssert;
     if (kind == "deadlock" || kind == "time limit") return cudaErrorLaunchTimeout;
     if (kind == "trap" || kind == "exit") error = cudaErrorLaunchFailure;

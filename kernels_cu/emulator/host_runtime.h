@@ -129,6 +129,8 @@ EMU_CUDA cudaFreeAsync(void* at, cudaStream_t) { return emulator::status(emu_hos
 EMU_CUDA cudaFreeHost(void* at) { return emulator::status(emu_host_free(at, 1, "cudaFreeHost")); }
 EMU_CUDA cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
 template <class T> EMU_CUDA cudaHostGetDevicePointer(T** device, void* host, unsigned) { return *device = static_cast<T*>(host), cudaSuccess; }
+EMU_CUDA cudaHostRegister(void*, std::size_t, unsigned = 0) { return cudaSuccess; }  // it stays the host's: no kernel may read it
+EMU_CUDA cudaHostUnregister(void*) { return cudaSuccess; }
 EMU_CUDA cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) { return emulator::status(emu_host_copy(to, bytes, from, bytes, bytes, 1, kind, nullptr, 0)); }
 EMU_CUDA cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr) {
   return emulator::status(emu_host_copy(to, bytes, from, bytes, bytes, 1, kind, stream, 1));

@@ -149,7 +149,26 @@ void __tsan_init() {}
     __atomic_compare_exchange_n(a, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                         \
     return expected;                                                                                                     \
   }
+EMU_ATOMIC(8, unsigned char)
 EMU_ATOMIC(16, unsigned short)
 EMU_ATOMIC(32, unsigned)
 EMU_ATOMIC(64, unsigned long)
+
+// Those of host code: std::atomic, and OpenMP's.
+#define EMU_FETCH(BITS, T, NAME, DOES) \
+  T __tsan_atomic##BITS##_##NAME(volatile T* a, T value, int) { return DOES(a, value, __ATOMIC_SEQ_CST); }
+#define EMU_ATOMICS(BITS, T)                                                                              \
+  void __tsan_atomic##BITS##_store(volatile T* a, T value, int) { __atomic_store_n(a, value, __ATOMIC_SEQ_CST); } \
+  EMU_FETCH(BITS, T, exchange, __atomic_exchange_n)                                                       \
+  EMU_FETCH(BITS, T, fetch_add, __atomic_fetch_add)                                                       \
+  EMU_FETCH(BITS, T, fetch_sub, __atomic_fetch_sub)                                                       \
+  EMU_FETCH(BITS, T, fetch_and, __atomic_fetch_and)                                                       \
+  EMU_FETCH(BITS, T, fetch_or, __atomic_fetch_or)                                                         \
+  EMU_FETCH(BITS, T, fetch_xor, __atomic_fetch_xor)
+EMU_ATOMICS(8, unsigned char)
+EMU_ATOMICS(16, unsigned short)
+EMU_ATOMICS(32, unsigned)
+EMU_ATOMICS(64, unsigned long)
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+void __tsan_atomic_signal_fence(int) {}
 }
