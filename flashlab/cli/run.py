@@ -85,13 +85,13 @@ def run(
     }
     with options.compiling(), progress.busy("running"):
         done = run_program(file, arguments or [], **given)
-    print("flashlab: native code of the file ran here, with your rights", file=sys.stderr)
     if out is not None:
         keep(Path(out), done.arrays)
     if json:
         output.document(done.to_dict())
     else:
         _show(done)
+    print("flashlab: native code of the file ran here, with your rights", file=sys.stderr)
     if not done.passed:
         raise typer.Exit(2 if done.unfinished else 1)
 
