@@ -175,11 +175,10 @@ def __dir__() -> list[str]:
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
     "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
-    "ProgramRun", "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
-    "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention", "attention_backward",
-    "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "copy_pages", "count", "emulate",
-    "emulate_file",
-    "kernel", "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
-    "progress", "quantize_cache", "random_inputs", "run_program", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline",
-    "verify",
+    "ProgramRun", "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile",
+    "Sweep", "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention",
+    "attention_backward", "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare",
+    "copy_pages", "count", "emulate", "emulate_file", "kernel", "latent_problem", "load_inputs", "merge", "mla", "naive",
+    "naive_loop", "plan", "player", "predict", "program", "progress", "quantize_cache", "random_inputs", "run_program",
+    "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip
