@@ -101,9 +101,13 @@ class ProgramRun:
 
     @property
     def unfinished(self) -> bool:
-        """Did it only run out of time? Then nobody knows what it would have come to."""
+        """Did it only run out of time? Then nobody knows what it would have come to.
+
+        A program that is told of a launch that was late may give up, also by a crash.
+        """
         found = [*self.findings, *(x for each in self.launches for x in each.launched.findings)]
-        return self.status is None and bool(found) and all(x.kind == "time limit" for x in found)
+        kinds = {x.kind for x in found}
+        return "time limit" in kinds and kinds <= {"time limit", "crash"}
 
     def complaints(self) -> list[str]:
         """Everything that is wrong, one line each."""
