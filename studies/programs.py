@@ -72,7 +72,8 @@ def tried(path: Path, folder: Path, seconds: float, true: frozenset[str] = froze
     if not done.stdout.startswith("{"):
         told = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         built = any(word in done.stderr for word in ("doesn't compile", "can't be linked", "can't be preprocessed"))
-        return said | {"ended": "not built" if built else "refused", "reason": told[-1][:_SHOWN]}
+        first = next((line for line in told if " error: " in line), told[0])
+        return said | {"ended": "not built" if built else "refused", "reason": first[:_SHOWN]}
     document = json.loads(done.stdout)
     rows = [*document["findings"], *(x for each in document["launches"] for x in each["launch"]["findings"])]
     kinds = {x["kind"] for x in rows}
