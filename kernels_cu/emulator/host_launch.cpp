@@ -69,11 +69,17 @@ std::string refused(const Program& p, const EmuHostLaunch& launch, int& error) {
   return "";
 }
 
+// A name that outlives the launch: its regions end with it.
+const char* kept(const char* name) {
+  static auto& names = *new std::set<std::string>;
+  return names.insert(name).first->c_str();
+}
+
 void add(LaunchGroup& group, const Launched& done) {
   ++group.times;
   group.all.findings.merge(done.findings), group.all.notes.merge(done.notes);
   for (const auto& [key, moved] : done.ledger.rows)
-    group.all.ledger.add(std::get<0>(key), std::get<1>(key), std::get<2>(key), std::get<3>(key), moved);
+    group.all.ledger.add(std::get<0>(key), kept(std::get<1>(key)), std::get<2>(key), std::get<3>(key), moved);
   group.all.ledger.plain += done.ledger.plain;
   group.all.counters.flops += done.counters.flops;
   group.all.counters.exp += done.counters.exp;
@@ -204,9 +210,7 @@ int emu_host_launch_at(const char* name, const void* function, uint3 grid, uint3
   if (found == known().end()) return p.fail(cudaErrorInvalidDeviceFunction, "launch", "launches what is no kernel of this file", HERE);
   std::vector<void*> given{&function};
   given.insert(given.end(), arguments, arguments + found->second.parameters);
-  const std::string kernel = base_of(name);
-  static auto& names = *new std::set<std::string>;
-  const EmuHostLaunch launch{names.insert(kernel).first->c_str(), function, found->second.entry, given.data(), grid, block, sram, stream, cooperative};
+  const EmuHostLaunch launch{kept(base_of(name).c_str()), function, found->second.entry, given.data(), grid, block, sram, stream, cooperative};
   return launch_at(&launch, HERE);
 }
 

@@ -188,6 +188,15 @@ def test_a_kernels_fault_makes_later_calls_fail(folder: Path) -> None:
     assert [x.kind for x in done.launches[0].launched.findings] == ["out of bounds"] and not done.findings
 
 
+def test_launches_of_a_line_are_added_up(folder: Path) -> None:
+    """By the names of arrays, though each launch has arrays of its own; a freed array's name is free again."""
+    body = """for (int i = 0; i < 3; ++i) {
+    int *one, *two; cudaMalloc(&one, 256); cudaMalloc(&two, 256);
+    store<<<1, 64>>>(i < 2 ? one : two, 64); cudaFree(one); cudaFree(two); }"""
+    [launch] = ran(folder, body).launches
+    assert launch.times == 3 and {x.tensor: x.bytes for x in launch.launched.moved} == {"one": 512, "two": 256}
+
+
 @pytest.mark.long
 def test_streams_that_wait_for_each_other_are_in_order(folder: Path) -> None:
     """The default stream waits for the others, and they for it; a stream that was made non-blocking doesn't."""
