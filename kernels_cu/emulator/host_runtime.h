@@ -136,6 +136,9 @@ EMU_CUDA cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemc
   return emulator::status(emu_host_copy(to, bytes, from, bytes, bytes, 1, kind, stream, 1));
 }
 EMU_CUDA cudaMemcpyPeer(void* to, int, const void* from, int, std::size_t bytes) { return emulator::status(emu_host_copy(to, bytes, from, bytes, bytes, 1, cudaMemcpyDeviceToDevice, nullptr, 0)); }
+EMU_CUDA cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t stream = nullptr) {
+  return emulator::status(emu_host_copy(to, bytes, from, bytes, bytes, 1, cudaMemcpyDeviceToDevice, stream, 1));
+}
 EMU_CUDA cudaMemcpy2D(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width, std::size_t height, cudaMemcpyKind kind) {
   return emulator::status(emu_host_copy(to, to_pitch, from, from_pitch, width, height, kind, nullptr, 0));
 }
