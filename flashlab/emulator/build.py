@@ -22,6 +22,7 @@ from pathlib import Path
 import kernels_cu
 from flashlab.base import cache
 from flashlab.emulator import scan
+from flashlab.emulator.host import host_function
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.prefix import options_of, precompiled
@@ -139,7 +140,7 @@ def build_program(
         command += ("-fopenmp",)
     digest = _digest(path, text, folders)
     source = prepared(path, text, command, (), digest, True)
-    entry = source.function(call or "main")
+    entry = host_function(source.pieces, call or "main")
     if entry is None and call:
         known = [piece.name for piece in source.pieces if piece.host and piece.kind == "function" and piece.body >= 0]
         raise unknown("call", call, list(dict.fromkeys(known)))

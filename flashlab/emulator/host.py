@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from flashlab.emulator.scan import Piece, Tokens, is_word
 
-__all__ = ["host_edits"]
+__all__ = ["host_edits", "host_function"]
 
 Edit = tuple[int, int, str]
 """A stretch of a text, from and to, and what takes its place."""
@@ -35,6 +35,12 @@ def host_edits(tokens: Tokens, pieces: Sequence[Piece]) -> list[Edit]:
         if piece.kind != "directive":
             edits += reader.edits(piece)
     return edits
+
+
+def host_function(pieces: Sequence[Piece], name: str) -> Piece | None:
+    """A function of the host, with its body, outside of all namespaces; None if there is none of that name."""
+    found = (piece for piece in pieces if piece.kind == "function" and piece.name == name and piece.body >= 0)
+    return next((piece for piece in found if not piece.words & {"__global__", "__device__", "template"}), None)
 
 
 class _Reader:

@@ -202,11 +202,6 @@ class Source:
         door = f"EMU_CALL({call})\n" if call else ""
         return f'{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{door}'
 
-    def function(self, name: str) -> Piece | None:
-        """A function of the host, with its body, outside of all namespaces."""
-        found = (piece for piece in self.pieces if piece.kind == "function" and piece.name == name and piece.body >= 0)
-        return next((piece for piece in found if not piece.words & {"__global__", "__device__", "template"}), None)
-
     def _door(self, index: int, entry: str, given: str) -> str:
         piece = self.named(entry)[0]
         arguments = given[given.index("<") :] if "<" in given else ""
