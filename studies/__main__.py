@@ -18,6 +18,7 @@ OTHERS = (
     "named",
     "overhead",
     "parallel",
+    "programs",
     "rates",
     "serve",
     "upstream",

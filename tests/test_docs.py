@@ -54,7 +54,7 @@ MODULES = sorted(
     for module in [package.__spec__, *pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
     if not module.name.endswith("__main__")
 )
-COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify.kernels"}
+COMPILED = {"flashlab.emulator.files", "flashlab.emulator.programs", "flashlab.run.emulated", "flashlab.verify.kernels"}
 """Their examples need a C++ compiler."""
 TORCH = {
     "flashlab.run.autograd",

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / results.FOLDER
 MANIFEST = RESULTS / "archive.jsonl"
 
-STAY = frozenset(("blind", "corpus", "found", "found-gpu", "revisions"))
+STAY = frozenset(("blind", "corpus", "found", "found-gpu", "programs", "revisions"))
 """Kinds of which all files stay: what was predicted, other people's kernels, and what a change was worth."""
 NAME = r"([a-z0-9-]+/)?([A-Za-z0-9_.-]+_[0-9]{4}-[0-9]{2}-[0-9]{2})"
 """A file of results in a text: perhaps its kind, and its name without the suffix."""

@@ -18,7 +18,21 @@ from typer.core import TyperGroup
 
 from flashlab.base import interrupts
 from flashlab.base.files import printable
-from flashlab.cli import audits, cache, capture, checks, counts, diff, emulate, info, lessons, parallel, serve, time
+from flashlab.cli import (
+    audits,
+    cache,
+    capture,
+    checks,
+    counts,
+    diff,
+    emulate,
+    info,
+    lessons,
+    parallel,
+    run,
+    serve,
+    time,
+)
 from flashlab.views import tables
 from simulator.errors import Unavailable, UsageError
 
@@ -106,6 +120,7 @@ counts.register(app)
 checks.register(app)
 audits.register(app)
 emulate.register(app)
+run.register(app)
 time.register(app)
 serve.register(app)
 parallel.register(app)

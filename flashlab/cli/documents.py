@@ -324,6 +324,43 @@ class Emulate(RootModel[EmulateAlgorithm | EmulateFile]):
     """What the emulator found."""
 
 
+class HostFound(Data):
+    """A misuse of CUDA by host code, or a remark: what kind, on which line, of which array; `text` is the whole in a sentence."""
+
+    kind: str
+    message: str
+    line: Line | None
+    tensor: str
+    offset: int
+    times: int
+    other_line: Line | None
+    text: str
+
+
+class LaunchOfProgram(Data):
+    """All launches that one line of a program made with one grid, block and dynamic SRAM: how many `times`, and what they did."""
+
+    kernel: str
+    line: Line | None
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    sram: int
+    times: int
+    launch: Emulated
+
+
+class Ran(Document):
+    """A program on the emulator. A `status` of null: it never came to its end. `unwritten` counts the bytes that arrays lack."""
+
+    passed: bool
+    status: int | None
+    printed: str
+    launches: tuple[LaunchOfProgram, ...]
+    findings: tuple[HostFound, ...]
+    notes: tuple[HostFound, ...]
+    unwritten: dict[str, int]
+
+
 class Part(Data):
     """Something that some commands need: what was found of it, or how to get it."""
 
@@ -712,6 +749,7 @@ DOCUMENTS: Mapping[str, type[BaseModel]] = {
     "sanitize": _measured(sanitizers.Sanitized),
     "fp8": _measured(fp8.Eight),
     "emulate": Emulate,
+    "run": Ran,
     "time": Time,
     "serve": Serve,
     "parallel": Parallel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -203,13 +203,13 @@ def _run_algorithm(
         )
     else:
         for launched in done.launches:
-            _print(launched)
+            print_launch(launched)
             _note(launched)
         tables.line(f"largest difference from naive {operation.name} in float64: {error:.2g}")
         complaints = [*done.complaints(), *([] if wrong is None else [f"wrong numbers: {wrong}"])]
         hbm = done.counts.hbm
         moved = hbm.read + hbm.write + hbm.atomic
-        _verdict(complaints, f"the numbers are right, and every byte is the formula's ({moved:,} of HBM)")
+        verdict(complaints, f"the numbers are right, and every byte is the formula's ({moved:,} of HBM)")
     if not passed:
         raise typer.Exit(2 if any(launched.unfinished for launched in done.launches) else 1)
 
@@ -238,17 +238,17 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
     with progress.busy("emulating"), redirect_stdout(sys.stderr if json else sys.stdout):
         done = emulate_apart(path, arguments, **given)
     if out is not None:
-        _keep(Path(out), done.symbols | done.arrays)
+        keep(Path(out), done.symbols | done.arrays)
     if json:
         output.document(done.to_dict())
     else:
-        _print(done.launched)
+        print_launch(done.launched)
         for note in done.notes:
             tables.line(note)
         if done.launched.plain:
             tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
         _note(done.launched)
-        _verdict(done.complaints(), "no misuse")
+        verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(2 if done.launched.unfinished else 1)
 
@@ -316,7 +316,8 @@ def _value(name: str, text: str) -> Any:
     return random.standard_normal(shape, np.float32).astype(dtype)
 
 
-def _keep(path: Path, arrays: dict[str, Any]) -> None:
+def keep(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Save arrays in an .npz file."""
     import io
 
     import numpy as np
@@ -328,7 +329,7 @@ def _keep(path: Path, arrays: dict[str, Any]) -> None:
     replace_file(path, buffer.getvalue(), argument="--out")
 
 
-def _print(launched: Launched) -> None:
+def print_launch(launched: Launched, title: str | None = None) -> None:
     """Print what a launch moved: one line per step, tensor and kind of instruction."""
     rows = [
         (
@@ -344,7 +345,7 @@ def _print(launched: Launched) -> None:
         for row in launched.moved
     ]
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
-    tables.table(launched.kernel, columns, rows, left=3)
+    tables.table(title or launched.kernel, columns, rows, left=3)
 
 
 def _note(launched: Launched) -> None:
@@ -352,7 +353,8 @@ def _note(launched: Launched) -> None:
         tables.line(f"note: {note}")
 
 
-def _verdict(complaints: Sequence[str], praise: str) -> None:
+def verdict(complaints: Sequence[str], praise: str) -> None:
+    """Print what is wrong, a line each, and how much that is; or that nothing is."""
     for complaint in complaints:
         tables.line(complaint)
     found = f"{len(complaints)} finding{'s' if len(complaints) > 1 else ''}"

@@ -1,8 +1,9 @@
 """Runs CUDA sources on a CPU. The machine's own C++ compiler builds them; the emulator runs, sanitises and counts them.
 
 `build` makes a library of any `.cu` file, `Library.launch` runs one of its kernels on buffers in an `Arena`, and
-`emulate_file` does both. The C++ side is `kernels_cu/emulator`. The documentation's page "The emulator" says how it
-works and what it doesn't model. `flashlab.run.emulated` runs the algorithms' own kernels on it.
+`emulate_file` does both. `run_program` runs a whole program, host code and all. The C++ side is `kernels_cu/emulator`. The
+documentation's page "The emulator" says how it works and what it doesn't model. `flashlab.run.emulated` runs
+the algorithms' own kernels on it.
 """
 
 from flashlab.base.process import IN_A_BROWSER
@@ -18,10 +19,11 @@ from flashlab.emulator.build import BuildError, build
 from flashlab.emulator.files import Empty, FileRun, emulate_file
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved
 from flashlab.emulator.maps import tensor_map
+from flashlab.emulator.programs import ProgramRun, run_program
 from flashlab.emulator.source import kernels_of
 from flashlab.emulator.textures import Texture
 
 __all__ = [
-    "Arena", "BuildError", "Empty", "FileRun", "Finding", "Launched", "Library", "Line", "Moved", "Texture", "build",
-    "emulate_file", "kernels_of", "tensor_map",
+    "Arena", "BuildError", "Empty", "FileRun", "Finding", "Launched", "Library", "Line", "Moved", "ProgramRun", "Texture",
+    "build", "emulate_file", "kernels_of", "run_program", "tensor_map",
 ]  # fmt: skip

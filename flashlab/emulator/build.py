@@ -21,6 +21,8 @@ from pathlib import Path
 
 import kernels_cu
 from flashlab.base import cache
+from flashlab.emulator import scan
+from flashlab.emulator.host import host_function
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.prefix import options_of, precompiled
@@ -28,7 +30,7 @@ from flashlab.emulator.source import BuildError, Source, Survey, above, explaine
 from flashlab.emulator.unset import PATTERN, UNROLLED, unrolled, warnings_of
 from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build", "compiler", "parsed", "survey"]
+__all__ = ["BuildError", "build", "build_program", "compiler", "parsed", "survey"]
 
 STANDARDS = {"c++14": "c++17", "c++17": "c++17", "c++20": "c++20"}
 """What `std` may be, and the standard by which a source is compiled: the emulator itself needs C++17."""
@@ -88,6 +90,12 @@ _ENDS = {  # what would end the process ends the launch: the runtime says so ins
     "__cxa_allocate_exception": "emu_throw",
     "__cxa_rethrow": "emu_rethrow",
 }
+_OF_HOST_CODE = {  # what touches memory out of the compiler's sight: the runtime looks at it first
+    **{name: f"__tsan_{name}" for name in ("memcpy", "memmove", "memset")},
+    "free": "emu_host_release",
+    **{name: f"emu_host_{name}" for name in ("_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm")},  # delete and delete[]
+}
+_THREADS = re.compile(r"^\s*#\s*include\s*[<\"]omp\.h[>\"]", re.MULTILINE)
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
@@ -114,6 +122,36 @@ def build(
     if not entries:
         raise UsageError("file", str(path), "a source with a __global__ function (of a template, name an instance)")
     return _library(path, text, command, watch, tuple(entries), digest)
+
+
+def build_program(
+    path: Path, call: str | None = None, macros: Iterable[str] = (), *, arch: int = 900,
+    includes: Iterable[Path | str] = (), std: str = "c++17",
+) -> tuple[Path, tuple[str, ...]]:  # fmt: skip
+    """The folder with the library of a whole program, host code and all, and the names of the parameters of `call`.
+
+    `call` is a function of the host that the program is entered by, in place of `main`. Raises as `build` does, and `UsageError`
+    for a program without such a function.
+    """
+    text, path = read(path), path.resolve()
+    folders = [Path(folder).resolve() for folder in includes]
+    command = _command(path, macros, folders, arch=arch, std=std)
+    if _THREADS.search(text):
+        command += ("-fopenmp",)
+    digest = _digest(path, text, folders)
+    source = prepared(path, text, command, (), digest, True)
+    entry = host_function(source.pieces, call or "main")
+    if entry is None and call:
+        known = [piece.name for piece in source.pieces if piece.host and piece.kind == "function" and piece.body >= 0]
+        raise unknown("call", call, list(dict.fromkeys(known)))
+    if entry is None:
+        raise UsageError(
+            "file", str(path), "a program with a main(), or --call FUNCTION, or `flashlab emulate` for a kernel"
+        )
+    own = cache.digest(*(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))))
+    key = cache.digest(compiler()[1], digest, own, str(path), text, *command, call or "")
+    made = cache.entry("emulator", key, lambda work: _make(work, source, command, True, (), source.program(call)))
+    return made, tuple(scan.parameters(source.tokens, entry)) if call else ()
 
 
 def survey(
@@ -186,19 +224,30 @@ def _library(
     return load(cache.entry("emulator", key, make), str(path), entries)
 
 
-def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entries: tuple[str, ...]) -> None:
-    """Builds the library and the table of its places into a folder."""
+def _make(
+    work: Path,
+    source: Source,
+    command: Sequence[str],
+    watch: bool,
+    entries: tuple[str, ...],
+    program: str | None = None,
+) -> None:
+    """Builds the library and the table of its places into a folder: of kernels, or of a whole program, whose text is given."""
     check_tools()
     runtime = _runtime()
     watching = (*_WATCH, *(_WATCH_CLANG if "clang" in compiler()[1] else _WATCH_GCC)) if watch else ()
 
-    done = _compiled_unit(source, source.unit(entries), [*command, *watching], work)
+    unit = source.unit(entries) if program is None else program
+    done = _compiled_unit(source, unit, [*command, *watching], work)
     if done.returncode:
         raise BuildError(explained(source, entries, done.stderr))
-    run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
+    renamed = _ENDS if program is None else _ENDS | _OF_HOST_CODE
+    run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in renamed.items()), str(work / "kernel.o")])
     objects = [work / "kernel.o", _sram(work / "kernel.o"), *runtime]
     # relocations say where calls are
     link = [*map(str, objects), "-fPIC", "-shared", "-pthread", "-Wl,--no-undefined", "-Wl,--emit-relocs"]
+    link += ["-Wl,-Bsymbolic"] if program is not None else []  # its names are its own, also where Python has them
+    link += ["-fopenmp"] if "-fopenmp" in command else []
     linked = _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")])
     if linked.returncode:
         raise BuildError(explained(source, entries, linked.stderr))

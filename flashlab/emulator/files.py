@@ -26,7 +26,7 @@ from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
 from simulator.fields import flag, listed
 
-__all__ = ["Empty", "FileRun", "emulate_file", "packed", "parameters_of"]
+__all__ = ["Empty", "FileRun", "bytes_of", "emulate_file", "options_of_build", "packed", "parameters_of"]
 
 _MOST_THREADS = 1024
 _MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
@@ -123,12 +123,7 @@ def emulate_file(
     check_limits(workers, time_limit)
     sanitize = flag("sanitize", sanitize)
     _check_limits(grid, block, sram, where)
-    major, minor = where.compute_capability
-    folders = listed("includes", includes, "a list of folders")
-    options: dict[str, Any] = {
-        "macros": [_macro(key, value) for key, value in (macros or {}).items()],
-        "arch": 100 * major + 10 * minor, "includes": [_folder(folder) for folder in folders], "std": std,
-    }  # fmt: skip
+    options = options_of_build(where, macros, includes, std)
     found = survey(path, **options)
     chosen, entry = _chosen(found, kernel, path)
     blocks, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
@@ -166,6 +161,20 @@ def emulate_file(
         repeated = partial(launch, sanitize=False, workers=1)
         launched = replace(launched, findings=unset_local(library, entry, left, arena, rebuilt, repeated))
     return FileRun(left, launched, unwritten, data, notes)
+
+
+def options_of_build(
+    device: Device, macros: Mapping[str, object] | None, includes: Sequence[Path | str], std: str
+) -> dict[str, Any]:
+    """The keywords of `build` for these options. Raises `UsageError`."""
+    if macros is not None and not isinstance(macros, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("macros", macros, "a dictionary, a value for each name")
+    major, minor = device.compute_capability
+    folders = listed("includes", includes, "a list of folders")
+    return {
+        "macros": [_macro(key, value) for key, value in (macros or {}).items()],
+        "arch": 100 * major + 10 * minor, "includes": [_folder(folder) for folder in folders], "std": std,
+    }  # fmt: skip
 
 
 def _check_limits(grid: Any, block: Any, sram: Any, device: Device) -> None:
@@ -335,10 +344,11 @@ def _given(
             raise unknown("argument", name, names)
     if missing := [name for name in names if name not in arguments]:
         raise UsageError("arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}, as {kernel} has")
-    return [_bytes(arena, name, arguments[name], wish) for name, wish in zip(names, wanted, strict=True)]
+    return [bytes_of(arena, name, arguments[name], wish) for name, wish in zip(names, wanted, strict=True)]
 
 
-def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
+def bytes_of(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
+    """A parameter's bytes. An array is copied into the arena, and the bytes are its address. Raises `UsageError`."""
     if wanted.passed != "v":
         if value is None:
             return np.uint64(0).tobytes()

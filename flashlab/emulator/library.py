@@ -21,7 +21,9 @@ from simulator.errors import UsageError, unknown
 from simulator.fields import integer
 from simulator.threads import together
 
-__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "check_limits", "load"]
+__all__ = [
+    "Arena", "Buffer", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "check_limits", "known", "load",
+]  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -224,7 +226,7 @@ class Arena:
     _GAP = 1 << 20
 
     def __init__(self) -> None:
-        self.buffers: dict[str, _Buffer] = {}
+        self.buffers: dict[str, Buffer] = {}
 
     def new(self, name: str, nbytes: int) -> np.ndarray[Any, Any]:
         """A buffer of uint8 that counts as unwritten. Its bits are NaNs in every floating-point dtype."""
@@ -232,7 +234,7 @@ class Arena:
         memory = mmap.mmap(-1, 2 * gap + -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
         data = np.frombuffer(memory, np.uint8)[gap : gap + nbytes]
         data[:] = 0xFF
-        self.buffers[name] = _Buffer(name, data, np.zeros(nbytes, np.uint8))
+        self.buffers[name] = Buffer(name, data, np.zeros(nbytes, np.uint8))
         return data
 
     def put(self, name: str, values: np.ndarray[Any, Any], *, written: bool = True) -> np.ndarray[Any, Any]:
@@ -251,7 +253,7 @@ class Arena:
 
 
 @dataclass
-class _Buffer:
+class Buffer:
     """A buffer of an arena.
 
     `written` holds 1 for each byte that has a value; launches keep it up to date. `read_only` forbids kernels to write.
@@ -368,6 +370,14 @@ class Library:
         self._dll.emu_free(answer)
         return self._launched(entry, report, arena)
 
+    def chain(self, place: int) -> tuple[Line, ...]:
+        """The lines that lead to a place in the machine code, innermost first; empty for one of the emulator's own."""
+        return self._chain(place)
+
+    def launched(self, entry: str, report: dict[str, Any]) -> Launched:
+        """What the runtime reports of a launch."""
+        return self._launched(entry, report, Arena())
+
     def _index(self, entry: str) -> int:
         if entry not in self.entries:
             raise unknown("kernel", entry, self.entries)
@@ -452,23 +462,30 @@ def _point(p: tuple[int, int, int]) -> str:
     return str(p[0]) if not p[1] and not p[2] else f"({p[0]}, {p[1]}, {p[2]})"
 
 
-def load(folder: Path, source: str, entries: tuple[str, ...]) -> Library:
-    """The library that `flashlab.emulator.build` left in a folder."""
-    dll: Any = ctypes.CDLL(str(folder / "kernel.so"))
-    dll.emu_launch.restype, dll.emu_free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+def known(folder: Path, source: str, entries: tuple[str, ...] = (), dll: Any = None) -> Library:
+    """The library that `flashlab.emulator.build` left in a folder. Without a `dll` it only knows lines, and runs nothing."""
     sites = json.loads((folder / "sites.json").read_bytes())
     chains = {place: tuple(Line(*line) for line in chain) for place, chain in sites["places"]}
+    said = sites["unset"]
+    unset = None if said is None else tuple(Unset(name, Line(*line), *rest) for name, line, *rest in said)
+    return Library(folder / "kernel.so", entries, chains, source, dll, unset)
+
+
+def load(folder: Path, source: str, entries: tuple[str, ...]) -> Library:
+    """The library that `flashlab.emulator.build` left in a folder, loaded."""
+    dll: Any = ctypes.CDLL(str(folder / "kernel.so"))
+    dll.emu_launch.restype, dll.emu_free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    library = known(folder, source, entries, dll)
     ids: dict[tuple[Line, ...], int] = {}
-    rows = [(place, ids.setdefault(chain, len(ids) + 1)) for place, chain in sorted(chains.items())]
+    rows = [(place, ids.setdefault(chain, len(ids) + 1)) for place, chain in sorted(library.places.items())]
     n = len(rows)
     dll.emu_sites((ctypes.c_uint64 * n)(*[r[0] for r in rows]), (ctypes.c_uint32 * n)(*[r[1] for r in rows]), n)
-    statics, m = sites["statics"], len(sites["statics"])
+    statics = json.loads((folder / "sites.json").read_bytes())["statics"]
+    m = len(statics)
     dll.emu_statics(
         (ctypes.c_char_p * m)(*[s[0].encode() for s in statics]),
         (ctypes.c_int64 * m)(*[s[1] for s in statics]),
         (ctypes.c_uint32 * m)(*[s[2] for s in statics]),
         m,
     )
-    said = sites["unset"]
-    unset = None if said is None else tuple(Unset(name, Line(*line), *rest) for name, line, *rest in said)
-    return Library(folder / "kernel.so", entries, chains, source, dll, unset)
+    return library

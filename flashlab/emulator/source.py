@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import kernels_cu
 from flashlab.emulator import launches, reach, scan
+from flashlab.emulator.host import host_edits
 from flashlab.emulator.launches import Launch
 from flashlab.emulator.ptx import PtxError, translated
 from flashlab.emulator.scan import Lines, Piece, Tokens
@@ -191,27 +192,40 @@ class Source:
         doors += "".join(inside(piece, f"EMU_SYMBOL({i}, {name})") for i, (piece, name) in enumerate(data))
         return f'{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{doors}'
 
+    def program(self, call: str | None = None) -> str:
+        """The text for the compiler of the whole file, host code and all, with a door to the function that `call` names.
+
+        It belongs behind the `prefix`, and that behind `keywords.h`. Raises `UsageError` for an unknown function.
+        """
+        edits = [*host_edits(self.tokens, self.pieces), *self._replaced(range(len(self.pieces)), whole=True)]
+        text = reach.rendered(self.tokens, [], set(), edits)
+        door = f"EMU_CALL({call})\n" if call else ""
+        return f'{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{door}'
+
     def _door(self, index: int, entry: str, given: str) -> str:
         piece = self.named(entry)[0]
         arguments = given[given.index("<") :] if "<" in given else ""
         return inside(piece, f"EMU_DOOR({index}, {piece.names[0]}{arguments})")
 
-    def _replaced(self, kept: set[int]) -> list[tuple[int, int, str]]:
-        """What of the kept pieces isn't C++: where it starts and ends in the text, and what takes its place."""
+    def _replaced(self, kept: Iterable[int], *, whole: bool = False) -> list[tuple[int, int, str]]:
+        """What of the kept pieces isn't C++: where it starts and ends in the text, and what takes its place.
+
+        In a `whole` program, launches are somebody else's, and host code has its own asm.
+        """
         words, found = self.tokens.words, list[tuple[int, int, str]]()
         for index in sorted(kept):
             piece, i = self.pieces[index], self.pieces[index].start
-            gone = [(each.start, each.end) for each in reach.hidden(piece)]
+            gone = [] if whole else [(each.start, each.end) for each in reach.hidden(piece)]
             while i < piece.end:
                 start = i
                 if any(first <= i < last for first, last in gone):
                     pass
-                elif words[i] in _ASM:
+                elif words[i] in _ASM and not (whole and piece.host):
                     while words[i] != "(":
                         i += 1
                     i = self.tokens.partner[i] + 1  # the semicolon
                     found.append(self._cpp(start, i))
-                elif words[i : i + 3] == ["<", "<", "<"]:
+                elif not whole and words[i : i + 3] == ["<", "<", "<"]:
                     file, line = self.at(i)
                     raise BuildError(
                         f"{Path(file).name}:{line}: a kernel that launches another (<<<…>>>) can't run here"
@@ -262,19 +276,22 @@ def read(path: Path) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def prepared(path: Path, text: str, command: tuple[str, ...], asked: tuple[str, ...], digest: str) -> Source:
+def prepared(
+    path: Path, text: str, command: tuple[str, ...], asked: tuple[str, ...], digest: str, host: bool = False
+) -> Source:
     """A source, preprocessed by `command` (a compiler and its options) and split.
 
-    `asked` are kernels whose template arguments may be macros; `digest` stands for the headers. Raises `BuildError` where the
-    preprocessor fails.
+    `asked` are kernels whose template arguments may be macros; `digest` stands for the headers. `host` brings CUDA's runtime for
+    host code. Raises `BuildError` where the preprocessor fails.
     """
     del digest
     marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
     doors = "".join(f"{entry};\n" for entry in asked)
     whole = f'#line 1 "{_BODY}"\n#line 1 {_quoted(path)}\n{marked}\n#line 1 "{_DOORS}"\n{doors}'
-    made = _split(path, f'#include "cuda.h"\n{whole}', command)
+    runtime = '#include "host_runtime.h"\n' if host else ""
+    made = _split(path, f'#include "cuda.h"\n{runtime}{whole}', command)
     if not _ASM.isdisjoint(made.tokens.words):
-        made = _split(path, f'#include "cuda.h"\n#include "ptx.h"\n{whole}', command)
+        made = _split(path, f'#include "cuda.h"\n#include "ptx.h"\n{runtime}{whole}', command)
     if len(made.asked) != len(asked):  # a name has a semicolon in it, and was more than one
         raise BuildError(f"{path.name} doesn't compile: no kernel can be reached by that name: {', '.join(asked)}")
     return made

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "hopper.h"
+#include "host.h"
 #include "launch.h"
 #include "machine.h"
 
@@ -15,7 +16,7 @@ namespace {
 
 // The compiler's code makes the access when this returns. So an access that must not happen ends the block.
 void access(const void* address, unsigned bytes, bool write, Place place, bool is_volatile = false) {
-  if (!current) return;
+  if (!current) return check_host(address, bytes, write, place);
   Lane& lane = current_lane();
   Block& block = *lane.block;
   auto* at = static_cast<const char*>(address);
@@ -47,6 +48,7 @@ void access(const void* address, unsigned bytes, bool write, Place place, bool i
 
 // A range. It is reported in pieces as large as its alignment allows.
 void range(const void* address, unsigned long bytes, bool write, Place place) {
+  if (!current) return check_host(address, bytes, write, place);
   for (auto at = reinterpret_cast<std::uintptr_t>(address), end = at + bytes; at < end;) {
     unsigned piece = CHUNK;
     while (at % piece || end - at < piece) piece /= 2;
@@ -69,7 +71,9 @@ struct Type {
 struct Source { const char* file; std::uint32_t line, column; };
 struct OutOfBounds { Source source; const Type *array, *index; };
 
-[[noreturn]] void refuse(const char* kind, std::string message, Place place) {
+// In host code the program goes on, as a program does.
+void refuse(const char* kind, std::string message, Place place) {
+  if (!current) return program().findings.add(program().finding(kind, message, place));
   Lane& lane = current_lane();
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
@@ -145,7 +149,26 @@ void __tsan_init() {}
     __atomic_compare_exchange_n(a, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                         \
     return expected;                                                                                                     \
   }
+EMU_ATOMIC(8, unsigned char)
 EMU_ATOMIC(16, unsigned short)
 EMU_ATOMIC(32, unsigned)
 EMU_ATOMIC(64, unsigned long)
+
+// Those of host code: std::atomic, and OpenMP's.
+#define EMU_FETCH(BITS, T, NAME, DOES) \
+  T __tsan_atomic##BITS##_##NAME(volatile T* a, T value, int) { return DOES(a, value, __ATOMIC_SEQ_CST); }
+#define EMU_ATOMICS(BITS, T)                                                                              \
+  void __tsan_atomic##BITS##_store(volatile T* a, T value, int) { __atomic_store_n(a, value, __ATOMIC_SEQ_CST); } \
+  EMU_FETCH(BITS, T, exchange, __atomic_exchange_n)                                                       \
+  EMU_FETCH(BITS, T, fetch_add, __atomic_fetch_add)                                                       \
+  EMU_FETCH(BITS, T, fetch_sub, __atomic_fetch_sub)                                                       \
+  EMU_FETCH(BITS, T, fetch_and, __atomic_fetch_and)                                                       \
+  EMU_FETCH(BITS, T, fetch_or, __atomic_fetch_or)                                                         \
+  EMU_FETCH(BITS, T, fetch_xor, __atomic_fetch_xor)
+EMU_ATOMICS(8, unsigned char)
+EMU_ATOMICS(16, unsigned short)
+EMU_ATOMICS(32, unsigned)
+EMU_ATOMICS(64, unsigned long)
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+void __tsan_atomic_signal_fence(int) {}
 }

@@ -32,6 +32,13 @@
     return ::emulator::describe(__VA_ARGS__, letters, sizes, most);                                                 \
   }
 
+// A door to a function of the host.
+#define EMU_CALL(NAME)                                                                                            \
+  extern "C" void emu_call(void** given) { ::emulator::call_on_host(NAME, given); }                               \
+  extern "C" int emu_parameters_0(char* letters, unsigned* sizes, int most) {                                     \
+    return ::emulator::describe_host(NAME, letters, sizes, most);                                                 \
+  }
+
 // A door to a variable in a GPU's memory: its name, where it lies, its size, and its type as a parameter's.
 #define EMU_SYMBOL(I, NAME)                                                                                       \
   extern "C" const char* emu_symbol_##I(const volatile void** at, unsigned long* bytes, char* letters, unsigned* size) { \

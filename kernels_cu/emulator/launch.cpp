@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "faults.h"
+#include "json.h"
 #include "machine.h"
 #include "watch.h"
 
@@ -32,11 +33,11 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// What Python knows of the library once it is built.
-std::vector<std::uint64_t> known_places;
-std::vector<std::uint32_t> known_ids;
+// What Python knows of the library once it is built. It outlives a program's own objects.
+auto& known_places = *new std::vector<std::uint64_t>;
+auto& known_ids = *new std::vector<std::uint32_t>;
 std::uint32_t site_count = 1;
-std::vector<StaticArray> known_statics;
+auto& known_statics = *new std::vector<StaticArray>;
 
 struct Image { const char* begin = nullptr; const char* end = nullptr; };
 
@@ -60,95 +61,18 @@ const Image& image() {
   return found;
 }
 
-// JSON, as far as it is needed
-
-struct Writer {
-  std::string text;
-
-  void string(const std::string& value) {
-    text += '"';
-    for (unsigned char c : value) {
-      char escaped[8];
-      if (c == '"' || c == '\\') text += '\\', text += static_cast<char>(c);
-      else if (c < 0x20) std::snprintf(escaped, sizeof escaped, "\\u%04x", c), text += escaped;
-      else text += static_cast<char>(c);
-    }
-    text += '"';
-  }
-  void key(const char* name) {
-    if (text.back() != '{') text += ',';
-    string(name);
-    text += ':';
-  }
-  void field(const char* name, const std::string& value) { key(name), string(value); }
-  void field(const char* name, std::uint64_t value) { key(name), text += std::to_string(value); }
-  void field(const char* name, std::int64_t value) { key(name), text += std::to_string(value); }
-  void field(const char* name, const uint3& v) {
-    key(name);
-    text += "[" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + "]";
-  }
-  void place(const char* name, Place place) {
-    field(name, static_cast<std::int64_t>(place ? static_cast<const char*>(place) - image().begin : -1));
-  }
-  template <class List, class Each>
-  void list(const char* name, const List& items, Each each) {
-    key(name);
-    text += '[';
-    for (const auto& item : items) {
-      if (text.back() != '[') text += ',';
-      text += '{', each(item), text += '}';
-    }
-    text += ']';
-  }
-};
-
-const char* const OPS[] = {"ld", "st", "ldgsts", "red", "atom", "ldsm", "stsm", "gmma", "tma_ld", "tma_st"};
-
-std::string report(const Findings& findings, const Findings& notes, const Ledger& ledger, const Counters& counters, bool stopped) {
-  Writer out;
-  out.text = "{";
-  out.field("stopped", static_cast<std::uint64_t>(stopped));
-  out.field("dropped", findings.dropped);
-  out.field("plain", ledger.plain);
-  out.field("flops", counters.flops);
-  out.field("exp", counters.exp);
-  out.field("shuffles", counters.shuffles);
-  const auto one = [&](const Finding& finding) {
-    out.field("kind", finding.kind);
-    out.field("message", finding.message);
-    out.place("place", finding.place);
-    out.field("step", finding.step);
-    out.field("block", finding.block);
-    out.field("thread", finding.thread);
-    out.field("space", finding.space);
-    out.field("tensor", finding.tensor);
-    out.field("offset", finding.offset);
-    out.field("bytes", static_cast<std::int64_t>(finding.bytes));
-    out.field("times", finding.times);
-    if (!finding.has_other) return;
-    out.place("other_place", finding.other);
-    out.field("other_block", finding.other_block);
-    out.field("other_thread", finding.other_thread);
-  };
-  out.list("findings", findings.list, one);
-  out.list("notes", notes.list, one);
-  out.list("moved", ledger.rows, [&](const auto& row) {
-    const auto& [step, tensor, space, op] = row.first;
-    out.field("step", step);
-    out.field("tensor", tensor);
-    out.field("space", space == Space::hbm ? "hbm" : "sram");
-    out.field("op", OPS[static_cast<int>(op)]);
-    out.field("instructions", row.second.instructions);
-    out.field("bytes", row.second.bytes);
-    out.field("overlapped", row.second.overlapped);
-    out.field("sectors", row.second.sectors);
-    out.field("wavefronts", row.second.wavefronts);
-    out.field("ideal", row.second.ideal);
-  });
-  return out.text + "}";
-}
-
 }  // namespace
+
+void tell(Writer& out, const Launched& done) {
+  out.field("dropped", done.findings.dropped);
+  out.field("plain", done.ledger.plain);
+  out.field("flops", done.counters.flops);
+  out.field("exp", done.counters.exp);
+  out.field("shuffles", done.counters.shuffles);
+  out.findings("findings", done.findings);
+  out.findings("notes", done.notes);
+  out.moved(done.ledger);
+}
 
 Launch::Launch(const EmuLaunch& launch)
     : given(launch),
@@ -163,7 +87,7 @@ Launch::Launch(const EmuLaunch& launch)
     region.bytes = from.bytes;
     region.input = from.input;
     region.state = from.state;
-    if (sanitize() && !from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
+    if (sanitize() && !from.input) region.watch();
     regions.push_back(std::move(region));
   }
 }
@@ -218,13 +142,11 @@ unsigned sites() { return site_count; }
 
 const std::vector<StaticArray>& static_arrays() { return known_statics; }
 
-extern "C" {
-
-char* emu_launch(const EmuLaunch* given) {
-  Launch launch(*given);
-  Findings findings, notes, guesses;
-  Ledger ledger;
-  Counters counters;
+Launched run(Launch& launch) {
+  const EmuLaunch* given = &launch.given;
+  Launched done;
+  auto& [findings, notes, ledger, counters, stopped] = done;
+  Findings guesses;
   std::mutex results;
   const FaultHandlers handlers;
   Watch watch(launch);
@@ -288,7 +210,19 @@ char* emu_launch(const EmuLaunch* given) {
     one.add(std::move(finding));
     (checked ? notes : findings).merge(one);
   }
-  return strdup(report(findings, notes, ledger, counters, launch.stop).c_str());
+  stopped = launch.stop;
+  return done;
+}
+
+extern "C" {
+
+char* emu_launch(const EmuLaunch* given) {
+  Launch launch(*given);
+  const Launched done = run(launch);
+  Writer out;
+  out.field("stopped", static_cast<std::uint64_t>(done.stopped));
+  tell(out, done);
+  return strdup((out.text + "}").c_str());
 }
 
 void emu_free(char* text) { std::free(text); }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "counts.h"
 #include "grid.h"
 #include "memory.h"
 
@@ -79,6 +80,17 @@ struct Launch {
   bool late(pthread_t thread = pthread_self()) const;  // has it used up its time, or was it interrupted?
   std::string limit() const;  // in words
 };
+
+// What a launch did, and the JSON of it.
+struct Launched {
+  Findings findings, notes;
+  Ledger ledger;
+  Counters counters;
+  bool stopped = false;
+};
+struct Writer;
+Launched run(Launch& launch);
+void tell(Writer& out, const Launched& done);
 
 // SRAM lies in thread-local variables of the kernel's library, so each SM has its own. Static arrays lie where the
 // compiler put them, and dynamic SRAM lies where `emu_dynamic_sram` says.

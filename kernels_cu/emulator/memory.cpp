@@ -71,6 +71,26 @@ void Clocks::acquire(int thread, const Horizon& from) {
   for (int t = 0; t < known; ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
 }
 
+// HBM
+
+void Region::watch() {
+  watched = true;
+  pages = std::make_unique<std::atomic<Chunk*>[]>(page_count());
+}
+
+Region::Chunk* Region::begin_page(std::atomic<Chunk*>& page) {
+  auto* fresh = new Chunk[of_a_page];
+  Chunk* found = nullptr;
+  if (page.compare_exchange_strong(found, fresh, std::memory_order_acq_rel)) return fresh;
+  delete[] fresh;  // another thread was first
+  return found;
+}
+
+Region::~Region() {
+  if (!pages) return;
+  for (std::uint64_t i = 0; i < page_count(); ++i) delete[] pages[i].load(std::memory_order_relaxed);
+}
+
 // SRAM
 
 void Sram::lay_out(unsigned dynamic_bytes) {
@@ -147,6 +167,7 @@ Finding global_finding(Lane& lane, const char* kind, std::string message, Place 
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
   finding.space = "hbm";
+  finding.address = address;
   finding.bytes = static_cast<int>(bytes);
   if (region) finding.tensor = region->name, finding.offset = static_cast<const char*>(address) - region->base;
   if (other) lane.block->tell_other(finding, *other);
@@ -303,7 +324,7 @@ void race_global(const Actor& actor, Region& region, const void* address, unsign
   Access mine = access_of(actor, write, strong(lane, write, way), place), other{};
   for_chunks(static_cast<const char*>(address) - region.base, bytes, [&](std::uint64_t index, std::uint16_t mask) {
     mine.bytes = mask;
-    auto& chunk = region.chunks[index];
+    auto& chunk = region.chunk(index);
     while (chunk.busy.test_and_set(std::memory_order_acquire)) ++lane.polls;  // the lane waits, and isn't stuck
     const Conflict conflict = enter(actor, chunk.accesses, mine, true, other);
     chunk.busy.clear(std::memory_order_release);

@@ -83,7 +83,22 @@ struct Region {
     std::atomic_flag busy = ATOMIC_FLAG_INIT;
     Accesses accesses;
   };
-  std::unique_ptr<Chunk[]> chunks;  // null for an input, and if the launch only counts
+  bool watched = false;  // not an input, and not if the launch only counts
+  // Chunks come by the page, once they are touched: a launch may touch little of a large array.
+  static constexpr std::uint64_t of_a_page = 4096;
+  std::unique_ptr<std::atomic<Chunk*>[]> pages;
+  Chunk& chunk(std::uint64_t index) {
+    std::atomic<Chunk*>& page = pages[index / of_a_page];
+    Chunk* found = page.load(std::memory_order_acquire);
+    return (found ? found : begin_page(page))[index % of_a_page];
+  }
+  std::uint64_t page_count() const { return watched ? bytes / CHUNK / of_a_page + 1 : 0; }
+  static Chunk* begin_page(std::atomic<Chunk*>& page);
+  void watch();
+
+  Region() = default;
+  Region(Region&&) = default;
+  ~Region();
 
   bool holds(const void* address, std::int64_t n) const {
     auto* at = static_cast<const char*>(address);

@@ -1,9 +1,14 @@
 #include "primitives.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "floats.h"
+#include "host.h"
 #include "launch.h"
 #include "machine.h"
 
@@ -147,22 +152,33 @@ void emu_compare(const void* address) {
   lane.block->findings.add(std::move(finding));
   lane.block->abort();
 }
-void emu_assert(const char* condition) { give_up("assert", std::string("assert(") + condition + ") failed", HERE); }
+void emu_assert(const char* condition) {
+  if (current) give_up("assert", std::string("assert(") + condition + ") failed", HERE);
+  std::fprintf(stderr, "Assertion `%s' failed.\n", condition);
+  std::abort();
+}
 void emu_trap() { give_up("trap", "calls __trap()", HERE); }
 
-// Functions that would end the process. build.py renames the kernel's calls of them to these. Outside a kernel, as in an object
-// that is made when the library is loaded, they do what they always do.
-#define EMU_END(NAME, SAYS) \
-  void emu_##NAME() { current ? give_up("exit", SAYS ", which would end the whole process", HERE) : std::abort(); }
+// Functions that would end the process. build.py renames the source's calls of them to these. In host code they do what they
+// always do.
 extern "C" {
-EMU_END(abort, "calls abort()")
-EMU_END(exit, "calls exit()")
-EMU_END(_exit, "calls _exit()")
-EMU_END(_Exit, "calls _Exit()")
-EMU_END(quick_exit, "calls quick_exit()")
-EMU_END(terminate, "calls std::terminate()")
-EMU_END(throw, "throws an exception")
-EMU_END(rethrow, "throws an exception")
+#define EMU_END(NAME, SAYS, OTHERWISE) \
+  void emu_##NAME(int status) { current ? give_up("exit", SAYS ", which would end the whole process", HERE) : OTHERWISE; }
+#define EMU_LEAVE in_program() ? end_program(status & 0xff) : std::_Exit(status)
+EMU_END(abort, "calls abort()", std::abort())
+EMU_END(exit, "calls exit()", EMU_LEAVE)
+EMU_END(_exit, "calls _exit()", EMU_LEAVE)
+EMU_END(_Exit, "calls _Exit()", EMU_LEAVE)
+EMU_END(quick_exit, "calls quick_exit()", EMU_LEAVE)
+EMU_END(terminate, "calls std::terminate()", std::abort())
+void* emu_throw(unsigned long bytes) {
+  if (current) give_up("exit", "throws an exception, which would end the whole process", HERE);
+  return abi::__cxa_allocate_exception(bytes);
+}
+void emu_rethrow() {
+  if (current) give_up("exit", "throws an exception, which would end the whole process", HERE);
+  abi::__cxa_rethrow();
+}
 }
 
 // The running thread

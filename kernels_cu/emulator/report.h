@@ -24,6 +24,7 @@ struct Finding {
   const char* space = "";  // "hbm" or "sram"
   std::string tensor;
   std::int64_t offset = 0;  // bytes from the tensor's start
+  const void* address = nullptr;  // in HBM
   int bytes = 0;
   Place other = nullptr;
   uint3 other_block{}, other_thread{};

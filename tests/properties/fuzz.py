@@ -263,6 +263,7 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "player": lambda r: {"trace": fl.simulate("flash2", *fl.random_inputs(fl.Problem(**BASE)), trace=True).trace},
     "kernel": lambda r: {"file": "nowhere.cu", "name": "k"},
     "emulate_file": lambda r: {"path": "nowhere.cu", "arguments": {"x": np.zeros(3)}, "grid": 1, "block": 32},
+    "run_program": lambda r: {"path": "nowhere.cu", "arguments": ["3"], "time_limit": r.choice([0, 1.5])},
     "check": lambda r: {"answer": r.choice(["flash2", "nowhere.cu", 5]), "exercise": "00.1"},
     "predict": lambda r: {"name": "01.1", "hbm_peak": r.choice([1, 0.5, ..., 5e-324])},
     "latent_problem": lambda r: {"heads": r.choice([1, 16]), "len_kv": r.choice([0, 70]), "dtype": "float16"},
@@ -710,6 +711,7 @@ def apart() -> Generator[None]:
     there = {
         "cli": importlib.import_module("flashlab.verify.apart"),
         "emulate": importlib.import_module("flashlab.emulator.apart"),
+        "run": importlib.import_module("flashlab.emulator.programs"),
     }
 
     def none(*_: Any, **__: Any) -> Any:
@@ -720,6 +722,7 @@ def apart() -> Generator[None]:
         (verifying, "verified"),
         (there["cli"], "Session"),
         (there["emulate"], "call_apart"),
+        (there["run"], "call_apart"),
     ]
     before = [(module, name, getattr(module, name)) for module, name in kept]
     home, here = {name: os.environ.get(name) for name in ("FLASHLAB_CACHE", "FLASHLAB_HOME", "COLUMNS")}, Path.cwd()

@@ -34,7 +34,7 @@ from tests.tiers import examples
 COMMANDS = [
     "lessons",
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "audit-test", "bench", "fp8", "counters",
-    "sanitize", "emulate", "time", "capture", "diff", "info", "cache", "serve", "parallel",
+    "sanitize", "emulate", "time", "capture", "diff", "info", "cache", "serve", "parallel", "run",
 ]  # fmt: skip
 
 MINE = '''

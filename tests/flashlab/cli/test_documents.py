@@ -59,6 +59,10 @@ def test_documents_of_the_emulator(tmp_path: Path) -> None:
     found = document(*words, code=1)
     assert any(x["other_line"] for x in found["launch"]["findings"]), "a race has two lines"
     check("emulate", found)
+    path.write_text(
+        f"{TWO}int main() {{ int x; cudaMalloc((int**)nullptr, 0); cudaFree(&x); two<<<1, 2000>>>(0, 0); }}\n"
+    )
+    check("run", document("run", path, code=1))
 
 
 def test_documents_of_two_runs(tmp_path: Path) -> None:
@@ -71,7 +75,7 @@ def test_documents_of_two_runs(tmp_path: Path) -> None:
 def test_every_command_has_a_schema_and_a_test() -> None:
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     assert names == set(DOCUMENTS) == {
-        *SMALL, *NEED_A_GPU_OR_TORCH, "lessons", "emulate", "counters", "diff", "audit-test",
+        *SMALL, *NEED_A_GPU_OR_TORCH, "lessons", "emulate", "run", "counters", "diff", "audit-test",
     }  # fmt: skip
 
 

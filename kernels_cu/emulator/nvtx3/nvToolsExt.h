@@ -1,0 +1,4 @@
+// The same in its newer place.
+#pragma once
+
+#include "../nvToolsExt.h"
