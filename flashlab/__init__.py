@@ -73,7 +73,7 @@ from simulator import (
 
 if TYPE_CHECKING:
     from flashlab import parallel as parallel
-    from flashlab.emulator import Empty, FileRun, emulate_file
+    from flashlab.emulator import Empty, FileRun, Poisoned, emulate_file
     from flashlab.lessons import check, predict, progress
     from flashlab.run.backward import attention_backward
     from flashlab.run.blocks import block_mask
@@ -104,6 +104,7 @@ _LAZY = {
     "emulate": "flashlab.run.emulated",
     "emulate_file": "flashlab.emulator",
     "Empty": "flashlab.base.host",
+    "Poisoned": "flashlab.base.host",
     "FileRun": "flashlab.emulator",
     "Emulation": "flashlab.run.emulated",
     "EmulationError": "flashlab.run.emulated",
@@ -172,8 +173,8 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
-    "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
-    "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
+    "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Poisoned", "Problem",
+    "Program", "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
     "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention", "attention_backward",
     "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "copy_pages", "count", "emulate",
     "emulate_file",

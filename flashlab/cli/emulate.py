@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from flashlab.run.emulated import Emulation
     from simulator import Problem
 
-_FILE = "A .cu file"
+_FILE = "A .cu file, or a .py file with CUDA in a string"
+_FILES = re.compile(r"\.cu$|\.py(:.+)?$")
 _FILE_SECONDS = 60
 _WORDS = {"null": None, "nullptr": None, "true": True, "false": False}
+_POISON = re.compile(r":poison\((\d+:\d+(?:,\d+:\d+)*)\)$")
 _ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+)(?:\((.*)\))?)?$")
 
 
@@ -44,7 +46,11 @@ def emulate(
     problem: ProblemOptions,
     run: RunOptions,
     target: Annotated[
-        str, typer.Argument(help="An algorithm, or a .cu file.", autocompletion=completion.algorithms)
+        str,
+        typer.Argument(
+            help="An algorithm, a .cu file, or a .py file with CUDA in a string: FILE.py:kernel.",
+            autocompletion=completion.algorithms,
+        ),
     ] = "flash2",
     stands_for: Annotated[
         str | None,
@@ -67,12 +73,17 @@ def emulate(
         int | None,
         typer.Option(help="Dynamic shared memory, bytes per block; likewise.", rich_help_panel=_FILE),
     ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Run only N of the grid's blocks, spread over it.", rich_help_panel=_FILE),
+    ] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
             help="A parameter: a number, float32\\[100,64] (random; with :zeros, :full(-inf) or :out behind it, "
-            "zeros, a value, or an array for the kernel to fill), or x.npy.",
+            "zeros, a value, or an array for the kernel to fill), or x.npy; with :poison(32:64) elements 32 to 63 belong to "
+            "nobody.",
             rich_help_panel=_FILE,
         ),
     ] = None,
@@ -112,15 +123,19 @@ def emulate(
     json: Json = False,
 ) -> None:
     """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. It needs a C++ compiler, no GPU."""
-    if target.endswith(".cu") and stands_for is None:
+    if _FILES.search(target) and stands_for is None:
         _refuse_without_meaning(problem, run)
-        read = [target, *(options.named("--arg", each)[1] for each in (*(arg or ()), *(symbol or ())))]
+        read = [
+            target.partition(":")[0] if ".py:" in target else target,
+            *(options.named("--arg", each)[1] for each in (*(arg or ()), *(symbol or ()))),
+        ]
         options.check_outputs({"--out": (out, (".npz",))}, inputs=read, force=force)
         given: dict[str, Any] = {
             "kernel": kernel,
             "grid": grid and options.values("--grid", grid, int),
             "block": block and options.values("--block", block, int),
             "sram": sram,
+            "blocks": blocks,
             "macros": dict(options.named("--define", each, default="1") for each in define or []),
             "symbols": values("--symbol", symbol or []),
             "includes": include or [],
@@ -133,12 +148,13 @@ def emulate(
             _run_file(target, values("--arg", arg or []), given, out, json)
         return
     if stands_for is None and target not in catalogue.CATALOGUE:
-        raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu"])
+        raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu or .py"])
     others: dict[str, Any] = {
         "--kernel": kernel,
         "--grid": grid,
         "--block": block,
         "--sram": sram,
+        "--blocks": blocks,
         "--arg": arg,
         "--define": define,
         "--symbol": symbol,
@@ -267,7 +283,7 @@ def _value(name: str, text: str) -> Any:
     """A parameter's value from its text: a number, an array from a file, or an array described by dtype and shape."""
     import numpy as np
 
-    from flashlab.emulator import Empty
+    from flashlab.emulator import Empty, Poisoned
     from simulator.dtypes import numpy_dtype
 
     for kind in (int, float):
@@ -277,6 +293,10 @@ def _value(name: str, text: str) -> Any:
             pass
     if text in _WORDS:
         return _WORDS[text]
+    if found := _POISON.search(text):
+        parts = [tuple(int(n) for n in part.split(":")) for part in found[1].split(",")]
+        with options.spelled(parts=name):
+            return Poisoned(_value(name, text[: found.start()]), [(start, stop) for start, stop in parts])
     file, _, key = text.partition(":")
     if file.endswith((".npy", ".npz")):
         try:
@@ -292,6 +312,10 @@ def _value(name: str, text: str) -> Any:
         except Exception as error:  # parsers of a stranger's file raise a dozen kinds
             raise UsageError(name, text, f"NumPy arrays in a file ({error or type(error).__name__})") from None
     accepted = "a number, DTYPE[SHAPE] as in float32[100,64] (random), with :zeros, :full(VALUE) or :out behind it, or a .npy file"
+    if "poison" in text:
+        raise UsageError(
+            name, text, "elements from and to in :poison(…) at the end, as in float32[128]:poison(32:64,96:128)"
+        )
     match = _ARRAY.match(text)
     if not match or match[3] not in (None, "zeros", "out", "random", "full"):
         raise UsageError(name, text, accepted)

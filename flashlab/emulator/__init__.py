@@ -15,13 +15,13 @@ if IN_A_BROWSER:  # before ctypes is missed
     )
 
 from flashlab.emulator.build import BuildError, build
-from flashlab.emulator.files import Empty, FileRun, emulate_file
+from flashlab.emulator.files import Empty, FileRun, Poisoned, emulate_file
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved
 from flashlab.emulator.maps import tensor_map
 from flashlab.emulator.source import kernels_of
 from flashlab.emulator.textures import Texture
 
 __all__ = [
-    "Arena", "BuildError", "Empty", "FileRun", "Finding", "Launched", "Library", "Line", "Moved", "Texture", "build",
-    "emulate_file", "kernels_of", "tensor_map",
+    "Arena", "BuildError", "Empty", "FileRun", "Finding", "Launched", "Library", "Line", "Moved", "Poisoned", "Texture",
+    "build", "emulate_file", "kernels_of", "tensor_map",
 ]  # fmt: skip

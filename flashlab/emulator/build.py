@@ -21,6 +21,7 @@ from pathlib import Path
 
 import kernels_cu
 from flashlab.base import cache
+from flashlab.emulator.indices import index_lines
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.prefix import options_of, precompiled
@@ -67,9 +68,11 @@ _CLANG = (
 )
 _WATCH = (
     # calls, which the runtime defines: for every plain load and store, before an index past its array or a division by
-    # zero, and for every basic block, so that a loop without end is noticed
+    # zero, after a signed integer wrapped, and for every basic block, so that a loop without end is noticed
     "-fsanitize=thread",
     "-fsanitize=bounds,integer-divide-by-zero",
+    "-fsanitize=signed-integer-overflow",  # which wraps in spite of the next option, and says so
+    "-fno-wrapv",
     "-fsanitize-coverage=trace-pc",
     # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
     "-fno-tree-vectorize",
@@ -95,16 +98,16 @@ _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
 
 def build(
     path: Path, macros: Iterable[str] = (), *, arch: int = 900, entries: Sequence[str] | None = None, watch: bool = True,
-    includes: Iterable[Path | str] = (), std: str = "c++17",
+    includes: Iterable[Path | str] = (), std: str = "c++17", text: str | None = None,
 ) -> Library:  # fmt: skip
-    """The library of a `.cu` file, built or from the cache.
+    """The library of a `.cu` file, built or from the cache. `text` is its text, if it isn't the whole file's.
 
     `macros` as compiler options, `arch` what `__CUDA_ARCH__` is, `entries` kernels by name (None: all of the file;
     `name<args>` instantiates a template). `watch` has the compiler report plain loads and stores; kernels that touch
     memory through the primitives alone run faster without. `includes` are folders of headers, `std` is one of `STANDARDS`.
     Raises `BuildError`, and `Unavailable` without a compiler.
     """
-    text, path = read(path), path.resolve()
+    text, path = read(path) if text is None else text, path.resolve()
     folders = [Path(folder).resolve() for folder in includes]
     command = _command(path, macros, folders, arch=arch, std=std)
     digest = _digest(path, text, folders)
@@ -117,10 +120,11 @@ def build(
 
 
 def survey(
-    path: Path, macros: Iterable[str] = (), *, arch: int = 900, includes: Iterable[Path | str] = (), std: str = "c++17"
-) -> Survey:
+    path: Path, macros: Iterable[str] = (), *, arch: int = 900, includes: Iterable[Path | str] = (), std: str = "c++17",
+    text: str | None = None,
+) -> Survey:  # fmt: skip
     """The kernels of a source and their launches, as `build` would see them. Raises as `build` does."""
-    text = read(path)
+    text = read(path) if text is None else text
     folders = [Path(folder).resolve() for folder in includes]
     command = _command(path.resolve(), macros, folders, arch=arch, std=std)
     return _survey(path.resolve(), text, command, _digest(path, text, folders))
@@ -209,7 +213,10 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
         if nbytes > _MOST_STATIC:
             accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
             raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
-    sites = {"places": places, "statics": statics, "unset": warnings_of(done.stderr) if _fills() else None}
+    sites = {
+        "places": places, "statics": statics, "unset": warnings_of(done.stderr) if _fills() else None,
+        "indices": index_lines(source, entries) if watch else [],
+    }  # fmt: skip
     (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
     for name in ("kernel.cpp", "kernel.o"):
         (work / name).unlink()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,22 +14,23 @@ from typing import Any, cast
 import numpy as np
 
 from flashlab.base.files import path_of
-from flashlab.base.host import Empty, is_array, to_numpy
+from flashlab.base.host import Empty, Poisoned, is_array, to_numpy
 from flashlab.emulator import scan
 from flashlab.emulator import symbols as device_data
 from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.launches import Launch
-from flashlab.emulator.library import Arena, Launched, Library, Parameter, check_limits
-from flashlab.emulator.source import Kernel, Survey
+from flashlab.emulator.library import NOBODYS, Arena, Launched, Library, Parameter, check_limits
+from flashlab.emulator.source import Kernel, Survey, read
+from flashlab.emulator.strings import found_in
 from flashlab.emulator.symbols import number
 from flashlab.emulator.textures import TEXTURE, Texture
 from flashlab.emulator.unset import unset_local
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
-from simulator.fields import flag, listed
+from simulator.fields import flag, integer, listed
 
-__all__ = ["Empty", "FileRun", "emulate_file", "packed", "parameters_of"]
+__all__ = ["Empty", "FileRun", "Poisoned", "emulate_file", "packed", "parameters_of"]
 
 _MOST_THREADS = 1024
 _MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
@@ -44,7 +48,7 @@ class FileRun:
 
     `unwritten` gives, for each `Empty` array with gaps, how many of its bytes no thread wrote. It stays empty after a
     launch that was stopped. `symbols` are the `__constant__` and `__device__` variables that the kernel uses, as it left
-    them. `notes` say what was taken from the file's own launches.
+    them. `notes` say what was taken from the file's own launches, and what else the caller should know.
 
     >>> _ = Path("half.cu").write_text("__global__ void half(float* y) { y[threadIdx.x] = 0; }")
     >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
@@ -89,12 +93,13 @@ def emulate_file(
     block: int | Sequence[int] | None = None, kernel: str | None = None, sram: int | None = None,
     macros: Mapping[str, object] | None = None, includes: Sequence[Path | str] = (), std: str = "c++17",
     symbols: Mapping[str, Any] | None = None, device: Device | str = "h100", sanitize: bool = True,
-    workers: int | None = None, time_limit: float = 60,
+    workers: int | None = None, time_limit: float = 60, blocks: int | None = None,
 ) -> FileRun:  # fmt: skip
-    """Run one kernel of a `.cu` file on the CPU, and check every access.
+    """Run one kernel of a `.cu` file, or of a string in a Python file, on the CPU, and check every access.
 
     The file may be as it was published: what the kernel doesn't use, as host code, is left out, and a header that isn't
-    found counts as empty.
+    found counts as empty. A Python file is read, never run: `FILE.py:name` is a kernel in one of its strings, or what the file
+    binds such a string to.
 
     `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
     may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for texture objects.
@@ -105,7 +110,8 @@ def emulate_file(
     defined for the compiler, `includes` are folders of headers, `std` is c++14, c++17 or c++20. `symbols` are values for
     `__constant__` and `__device__` variables by name; the others begin as the source has them. `workers` is how many CPU
     threads share the blocks (default: one per core). A kernel that still runs after `time_limit` seconds of processor
-    time (0: no limit) is stopped, which is a finding.
+    time (0: no limit) is stopped, which is a finding. Of a large grid only so many `blocks` may run, spread over it:
+    counts and findings are then theirs alone.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
@@ -115,7 +121,7 @@ def emulate_file(
     >>> run.passed, float(run.arrays["y"].sum()), run.launched.total("hbm.read")
     (True, 128.0, 256)
     """
-    path = path_of("file", path)
+    path, kernel, text, own = _located(path, kernel)
     for argument, given in (("arguments", arguments), ("macros", macros), ("symbols", symbols)):
         if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(argument, given, "a dictionary, a value for each name")
@@ -123,26 +129,33 @@ def emulate_file(
     check_limits(workers, time_limit)
     sanitize = flag("sanitize", sanitize)
     _check_limits(grid, block, sram, where)
+    if blocks is not None:
+        integer("blocks", blocks, 1)
     major, minor = where.compute_capability
     folders = listed("includes", includes, "a list of folders")
     options: dict[str, Any] = {
-        "macros": [_macro(key, value) for key, value in (macros or {}).items()],
-        "arch": 100 * major + 10 * minor, "includes": [_folder(folder) for folder in folders], "std": std,
+        "macros": [*own.macros, *(_macro(key, value) for key, value in (macros or {}).items())],
+        "arch": 100 * major + 10 * minor, "includes": [*(_folder(folder) for folder in folders), *own.includes],
+        "std": max(std, own.std), "text": text,
     }  # fmt: skip
     found = survey(path, **options)
     chosen, entry = _chosen(found, kernel, path)
-    blocks, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
-    _check_limits(blocks, threads, dynamic, where)
+    extent, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
+    _check_limits(extent, threads, dynamic, where)
+    whole_grid = math.prod(_three(extent))
+    partial_grid = blocks is not None and blocks < whole_grid
+    if partial_grid:
+        notes = (*notes, f"{blocks:,} of {whole_grid:,} blocks ran: counts and findings are theirs alone")
     library = _built(path, entry, chosen, found, options)
-    arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
+    arguments = {key: _on_host(key, x) for key, x in arguments.items()}
     values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
 
     def launch(library: Library, **how: Any) -> tuple[Launched, Arena]:
         arena = Arena()
         given = _given(library, entry, chosen.parameters, arguments, arena)
         device_data.reset(library, values)
-        sizes: Any = {"sram": dynamic, "time_limit": time_limit}
-        return library.launch(entry, _three(blocks), _three(threads), given, arena, **sizes, **how), arena
+        sizes: Any = {"sram": dynamic, "time_limit": time_limit, "blocks": blocks if partial_grid else 0}
+        return library.launch(entry, _three(extent), _three(threads), given, arena, **sizes, **how), arena
 
     launched, arena = launch(library, sanitize=sanitize, workers=workers)
     left: dict[str, Array] = {}
@@ -150,10 +163,11 @@ def emulate_file(
     for key, buffer in arena.buffers.items():
         if isinstance(arguments[key], Texture):  # only read
             continue
-        value = cast("Array | Empty", arguments[key])
+        whole = arguments[key]
+        value = cast("Array | Empty", whole.values if isinstance(whole, Poisoned) else whole)
         dtype = numpy_dtype(value.dtype) if isinstance(value, Empty) else value.dtype
         left[key] = buffer.data.copy().view(dtype).reshape(value.shape)
-        judged = isinstance(value, Empty) and sanitize and not launched.stopped
+        judged = isinstance(value, Empty) and sanitize and not launched.stopped and not partial_grid
         if judged and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
     data = device_data.get(library)
@@ -168,6 +182,36 @@ def emulate_file(
     return FileRun(left, launched, unwritten, data, notes)
 
 
+@dataclass(frozen=True)
+class _Own:
+    """What a Python file gives the compiler for a source in it."""
+
+    macros: tuple[str, ...] = ()
+    includes: tuple[Path, ...] = ()
+    std: str = ""
+
+    @classmethod
+    def of(cls, options: Sequence[str], path: Path) -> _Own:
+        """Of a compiler's options those that the emulator knows."""
+        words = " ".join(options).replace("-I ", "-I").replace("-D ", "-D").split()
+        macros = [word for word in words if re.match(r"-D\w", word)]
+        folders = [path.parent / word[2:] for word in words if word.startswith("-I")]
+        std = next((word for word in words if re.match(r"--?std=c\+\+(2\d)$", word)), "")
+        return cls(tuple(macros), tuple(folder for folder in folders if folder.is_dir()), "c++20" if std else "")
+
+
+def _located(path: Path | str, kernel: str | None) -> tuple[Path, str | None, str | None, _Own]:
+    """A file, the kernel that is meant, and of a Python file the source in it, with what the file says of how to compile it."""
+    file, _, name = os.fspath(path).rpartition(":")
+    if not file.endswith(".py"):
+        file, name = os.fspath(path), ""
+    if not file.endswith(".py"):
+        return path_of("file", path), kernel, None, _Own()
+    place = path_of("file", file)
+    source, asked = found_in(place, name or kernel)
+    return place, kernel or asked, source.source, _Own.of(source.options, place)
+
+
 def _check_limits(grid: Any, block: Any, sram: Any, device: Device) -> None:
     """Raise `UsageError` for a launch that no device takes, or not this one. What is None isn't known yet."""
     if grid is not None:
@@ -178,6 +222,12 @@ def _check_limits(grid: Any, block: Any, sram: Any, device: Device) -> None:
         raise UsageError("sram", sram, "a number of bytes of at least 0")
     if sram is not None and sram > device.sram_per_block:
         raise UsageError("sram", sram, f"at most {device.sram_per_block:,}, which is what {device.name} has per block")
+
+
+def _on_host(name: str, value: Any) -> Any:
+    if isinstance(value, Poisoned) and is_array(value.values):
+        return Poisoned(to_numpy(name, value.values), value.parts)
+    return to_numpy(name, value) if is_array(value) else value
 
 
 def _folder(folder: Path | str) -> Path:
@@ -271,7 +321,7 @@ def _built(path: Path, entry: str, kernel: Kernel, found: Survey, options: Mappi
     """The library of a kernel. All kernels of a file that are no templates share one, if they build together."""
     names = [each.name for each in found.kernels if not each.template]
     together = [name for name in names if names.count(name) == 1]
-    key = path.resolve(), path.read_text(encoding="utf-8-sig"), repr(options)
+    key = path.resolve(), read(path), repr(options)
     if len(together) > 1 and entry in together and key not in _refused:
         try:
             return build(path, entries=together, **options)
@@ -339,6 +389,15 @@ def _given(
 
 
 def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
+    if isinstance(value, Poisoned):
+        given = _bytes(arena, name, value.values, wanted)
+        if wanted.passed == "v":
+            raise UsageError(name, "an array with parts of nobody", "a value: the parameter is no pointer")
+        each = arena.buffers[name].data.nbytes // max(1, math.prod(value.values.shape))
+        for start, stop in value.parts:
+            arena.buffers[name].data[start * each : stop * each] = 0xFF
+            arena.buffers[name].written[start * each : stop * each] = NOBODYS
+        return given
     if wanted.passed != "v":
         if value is None:
             return np.uint64(0).tobytes()
