@@ -20,7 +20,7 @@ from simulator.errors import UsageError, unknown
 from simulator.memory import check_memory
 
 if TYPE_CHECKING:
-    from flashlab.emulator import Launched
+    from flashlab.emulator import FileRun, Launched
     from flashlab.run.emulated import Emulation
     from simulator import Problem
 
@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
         emulate,
         "flashlab emulate flash2 --len-q 256 --causal",
         "flashlab emulate sums.cu --grid 4 --block 128 --arg 'x=float32[512]'",
+        "flashlab emulate mine.py:scale --grid 4 --block 128 --arg 'x=float32[512]'",
         "flashlab emulate attention.cu --as flash2 --len-q 100",
     )
 
@@ -118,11 +119,40 @@ def emulate(
         str | None,
         typer.Option(metavar="FILE.npz", help="Save the arrays as the kernel left them.", rich_help_panel=_FILE),
     ] = None,
+    script: Annotated[
+        bool,
+        typer.Option(
+            "--run",
+            help="Run the .py file itself, its CuPy kernels on the emulator, with memory as it lies.",
+            rich_help_panel=_FILE,
+        ),
+    ] = False,
     force: Force = False,
     sanitize: Annotated[bool, typer.Option("--sanitize/--no-sanitize", help="Look for misuse.")] = True,
     json: Json = False,
 ) -> None:
     """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. It needs a C++ compiler, no GPU."""
+    if script:
+        if not target.endswith(".py") or stands_for is not None:
+            raise UsageError("--run", target, "a .py file: only a script runs as a whole")
+        _refuse_without_meaning(problem, run)
+        others: dict[str, Any] = {
+            "--kernel": kernel,
+            "--grid": grid,
+            "--block": block,
+            "--sram": sram,
+            "--arg": arg,
+            "--symbol": symbol,
+            "--out": out,
+        }
+        for name, value in others.items():
+            if value is not None:
+                raise UsageError(name, value, "nothing: a script says it with --run")
+        with options.compiling():
+            limit = _FILE_SECONDS if time_limit is None else time_limit
+            _run_script(target, _compiled(define, include, std) | {
+                "blocks": blocks, "device": run.device, "sanitize": sanitize, "time_limit": limit}, json)  # fmt: skip
+        return
     if _FILES.search(target) and stands_for is None:
         _refuse_without_meaning(problem, run)
         read = [
@@ -136,10 +166,8 @@ def emulate(
             "block": block and options.values("--block", block, int),
             "sram": sram,
             "blocks": blocks,
-            "macros": dict(options.named("--define", each, default="1") for each in define or []),
+            **_compiled(define, include, std),
             "symbols": values("--symbol", symbol or []),
-            "includes": include or [],
-            "std": std or "c++17",
             "device": run.device,
             "sanitize": sanitize,
             "time_limit": _FILE_SECONDS if time_limit is None else time_limit,
@@ -149,7 +177,7 @@ def emulate(
         return
     if stands_for is None and target not in catalogue.CATALOGUE:
         raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu or .py"])
-    others: dict[str, Any] = {
+    others = {
         "--kernel": kernel,
         "--grid": grid,
         "--block": block,
@@ -168,6 +196,12 @@ def emulate(
     seconds = (_FILE_SECONDS if stands_for else 0) if time_limit is None else time_limit
     with options.compiling():
         _run_algorithm(stands_for or target, target if stands_for else None, problem, run, seconds, sanitize, json)
+
+
+def _compiled(define: Sequence[str] | None, include: Sequence[str] | None, std: str | None) -> dict[str, Any]:
+    """How a file is compiled."""
+    macros = dict(options.named("--define", each, default="1") for each in define or [])
+    return {"macros": macros, "includes": include or [], "std": std or "c++17"}
 
 
 def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
@@ -258,15 +292,29 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
     if json:
         output.document(done.to_dict())
     else:
-        _print(done.launched)
-        for note in done.notes:
-            tables.line(note)
-        if done.launched.plain:
-            tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
-        _note(done.launched)
+        _print_file(done)
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(2 if done.launched.unfinished else 1)
+
+
+def _run_script(path: str, given: dict[str, Any], json: bool) -> None:
+    from flashlab.emulator.apart import run_script_apart
+
+    with progress.busy("running"), redirect_stdout(sys.stderr if json else sys.stdout):
+        done = run_script_apart(path, **given)
+    if json:
+        output.document(done.to_dict())
+    else:
+        for launch in done.launches:
+            _print_file(launch)
+        complaints = [each for launch in done.launches for each in launch.complaints()]
+        if done.error is not None:
+            complaints.append(f"the script failed: {done.error}")
+        n = len(done.launches)
+        _verdict(complaints, f"no misuse in {n} launch{'es' if n != 1 else ''}")
+    if not done.passed:
+        raise typer.Exit(2 if any(launch.launched.unfinished for launch in done.launches) else 1)
 
 
 def values(option: str, texts: Iterable[str]) -> dict[str, Any]:
@@ -369,6 +417,15 @@ def _print(launched: Launched) -> None:
     ]
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
     tables.table(launched.kernel, columns, rows, left=3)
+
+
+def _print_file(done: FileRun) -> None:
+    _print(done.launched)
+    for note in done.notes:
+        tables.line(note)
+    if done.launched.plain:
+        tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
+    _note(done.launched)
 
 
 def _note(launched: Launched) -> None:

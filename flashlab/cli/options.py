@@ -22,6 +22,7 @@ import typer
 
 from flashlab.base.files import check_file
 from flashlab.cli import completion, output
+from flashlab.views import progress
 from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.operations.attention import ATTENTION
@@ -356,11 +357,16 @@ def check_outputs(
 
 @contextmanager
 def compiling() -> Generator[None]:
-    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it."""
+    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it.
+
+    The emulator's runtime is built with the first kernel. That takes a while, so it is said.
+    """
     from flashlab.emulator import BuildError
+    from flashlab.emulator.build import is_ready
 
     try:
-        yield
+        with progress.remark("" if is_ready() else "flashlab: the emulator is built first, once for all kernels"):
+            yield
     except BuildError as error:
         output.remark(f"flashlab: {error}")
         raise typer.Exit(2) from None

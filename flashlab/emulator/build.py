@@ -29,7 +29,7 @@ from flashlab.emulator.source import BuildError, Source, Survey, above, explaine
 from flashlab.emulator.unset import PATTERN, UNROLLED, unrolled, warnings_of
 from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build", "compiler", "parsed", "survey"]
+__all__ = ["BuildError", "build", "compiler", "is_ready", "parsed", "survey"]
 
 STANDARDS = {"c++14": "c++17", "c++17": "c++17", "c++20": "c++20"}
 """What `std` may be, and the standard by which a source is compiled: the emulator itself needs C++17."""
@@ -300,12 +300,10 @@ def _statics(library: Path, kernel: Path) -> list[tuple[str, int, int]]:
 
 def _runtime() -> list[Path]:
     """The objects of the runtime, the same for every kernel; each is built once for its source and the headers."""
-    here = kernels_cu.emulator_dir()
-    headers = [header.read_bytes() for header in sorted(here.glob("*.h"))]
+    keys = _runtime_keys()
 
     def object_of(source: Path) -> Path:
-        name = f"{source.stem}.o"
-        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes())
+        name, key = f"{source.stem}.o", keys[source]
 
         def make(work: Path) -> None:
             done = _compiled([compiler()[0], *_RUNTIME_FLAGS, str(source), "-o", str(work / name)])
@@ -315,9 +313,22 @@ def _runtime() -> list[Path]:
         return cache.entry("runtime", key, make) / name
 
     # in any order: processes that begin at the same time then share the work
-    sources = random.sample(found := sorted(here.glob("*.cpp")), len(found))
+    sources = random.sample(list(keys), len(keys))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return sorted(pool.map(object_of, sources), key=lambda made: made.name)
+
+
+def _runtime_keys() -> dict[Path, str]:
+    """The sources of the runtime, and the names of their objects in the cache."""
+    here = kernels_cu.emulator_dir()
+    headers = [header.read_bytes() for header in sorted(here.glob("*.h"))]
+    flags = (compiler()[1], *_RUNTIME_FLAGS)
+    return {source: cache.digest(*flags, *headers, source.read_bytes()) for source in sorted(here.glob("*.cpp"))}
+
+
+def is_ready() -> bool:
+    """Has the runtime been built? It is the same for every kernel."""
+    return all((cache.folder() / "runtime" / key).exists() for key in _runtime_keys().values())
 
 
 def _digest_of_sources(*folders: Path) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,31 +13,26 @@ import numpy as np
 
 from flashlab.base.files import path_of
 from flashlab.base.host import Empty, Poisoned, is_array, to_numpy
+from flashlab.emulator import arguments as args
 from flashlab.emulator import scan
 from flashlab.emulator import symbols as device_data
 from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.launches import Launch
-from flashlab.emulator.library import NOBODYS, Arena, Launched, Library, Parameter, check_limits
+from flashlab.emulator.library import Arena, Launched, Library, check_limits
 from flashlab.emulator.source import Kernel, Survey, read
-from flashlab.emulator.strings import found_in
-from flashlab.emulator.symbols import number
-from flashlab.emulator.textures import TEXTURE, Texture
+from flashlab.emulator.strings import Located, located
+from flashlab.emulator.textures import Texture
 from flashlab.emulator.unset import unset_local
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError
 from simulator.fields import flag, integer, listed
 
-__all__ = ["Empty", "FileRun", "Poisoned", "emulate_file", "packed", "parameters_of"]
+__all__ = ["Empty", "FileRun", "Poisoned", "emulate_file", "emulate_source", "packed", "parameters_of"]
 
 _MOST_THREADS = 1024
 _MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
-_NUMBERS: Mapping[tuple[str, int], str] = {
-    **{("i", n): f"i{n}" for n in (1, 2, 4, 8)},
-    **{("u", n): f"u{n}" for n in (1, 2, 4, 8)},
-    **{("f", n): f"f{n}" for n in (4, 8)},
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +82,7 @@ class FileRun:
 
 
 def emulate_file(
-    path: Path | str, arguments: Mapping[str, Any], *, grid: int | Sequence[int] | None = None,
+    path: Path | str, arguments: Mapping[str, Any] | Sequence[Any], *, grid: int | Sequence[int] | None = None,
     block: int | Sequence[int] | None = None, kernel: str | None = None, sram: int | None = None,
     macros: Mapping[str, object] | None = None, includes: Sequence[Path | str] = (), std: str = "c++17",
     symbols: Mapping[str, Any] | None = None, device: Device | str = "h100", sanitize: bool = True,
@@ -101,8 +94,8 @@ def emulate_file(
     found counts as empty. A Python file is read, never run: `FILE.py:name` is a kernel in one of its strings, or what the file
     binds such a string to.
 
-    `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
-    may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for texture objects.
+    `arguments` maps the parameters' names (or lists, in their order) to numbers, arrays of NumPy, CuPy, torch or JAX (which are
+    copied; the kernel may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for texture objects.
     `grid` (blocks) and `block` (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in
     bytes per block; what is left
     out is that of the file's own launches of the kernel, where they say it in constants (`notes` tell). `kernel` may be left
@@ -121,8 +114,23 @@ def emulate_file(
     >>> run.passed, float(run.arrays["y"].sum()), run.launched.total("hbm.read")
     (True, 128.0, 256)
     """
-    path, kernel, text, own = _located(path, kernel)
-    for argument, given in (("arguments", arguments), ("macros", macros), ("symbols", symbols)):
+    return emulate_source(
+        located(path, kernel), arguments, grid=grid, block=block, sram=sram, macros=macros, includes=includes, std=std,
+        symbols=symbols, device=device, sanitize=sanitize, workers=workers, time_limit=time_limit, blocks=blocks,
+    )  # fmt: skip
+
+
+def emulate_source(
+    source: Located, arguments: Mapping[str, Any] | Sequence[Any], *, grid: Any = None, block: Any = None,
+    sram: int | None = None, macros: Mapping[str, object] | None = None, includes: Sequence[Path | str] = (),
+    std: str = "c++17", symbols: Mapping[str, Any] | None = None, device: Device | str = "h100", sanitize: bool = True,
+    workers: int | None = None, time_limit: float = 60, blocks: int | None = None,
+) -> FileRun:  # fmt: skip
+    """What `emulate_file` does, for a source that was found. Arguments may be `AsItLies`."""
+    path, own = source.path, source.own
+    if not isinstance(arguments, Mapping | list | tuple):
+        raise UsageError("arguments", arguments, "a dictionary, a value for each name, or a list of values in order")
+    for argument, given in (("macros", macros), ("symbols", symbols)):
         if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(argument, given, "a dictionary, a value for each name")
     where = Device.named(device)
@@ -136,10 +144,10 @@ def emulate_file(
     options: dict[str, Any] = {
         "macros": [*own.macros, *(_macro(key, value) for key, value in (macros or {}).items())],
         "arch": 100 * major + 10 * minor, "includes": [*(_folder(folder) for folder in folders), *own.includes],
-        "std": max(std, own.std), "text": text,
+        "std": max(std, own.std), "text": source.text,
     }  # fmt: skip
     found = survey(path, **options)
-    chosen, entry = _chosen(found, kernel, path)
+    chosen, entry = _chosen(found, source.kernel, path)
     extent, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
     _check_limits(extent, threads, dynamic, where)
     whole_grid = math.prod(_three(extent))
@@ -147,12 +155,13 @@ def emulate_file(
     if partial_grid:
         notes = (*notes, f"{blocks:,} of {whole_grid:,} blocks ran: counts and findings are theirs alone")
     library = _built(path, entry, chosen, found, options)
-    arguments = {key: _on_host(key, x) for key, x in arguments.items()}
+    names = [name or f"arg{i}" for i, name in enumerate(chosen.parameters)]
+    arguments = {key: args.on_host(key, x) for key, x in args.named(arguments, names).items()}
     values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
 
     def launch(library: Library, **how: Any) -> tuple[Launched, Arena]:
         arena = Arena()
-        given = _given(library, entry, chosen.parameters, arguments, arena)
+        given = args.given(library, entry, chosen.parameters, arguments, arena)
         device_data.reset(library, values)
         sizes: Any = {"sram": dynamic, "time_limit": time_limit, "blocks": blocks if partial_grid else 0}
         return library.launch(entry, _three(extent), _three(threads), given, arena, **sizes, **how), arena
@@ -161,9 +170,9 @@ def emulate_file(
     left: dict[str, Array] = {}
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
-        if isinstance(arguments[key], Texture):  # only read
-            continue
         whole = arguments[key]
+        if isinstance(whole, Texture | args.AsItLies):  # the first is only read, the second the caller's own
+            continue
         value = cast("Array | Empty", whole.values if isinstance(whole, Poisoned) else whole)
         dtype = numpy_dtype(value.dtype) if isinstance(value, Empty) else value.dtype
         left[key] = buffer.data.copy().view(dtype).reshape(value.shape)
@@ -179,37 +188,8 @@ def emulate_file(
     if sanitize and not launched.findings:
         repeated = partial(launch, sanitize=False, workers=1)
         launched = replace(launched, findings=unset_local(library, entry, left, arena, rebuilt, repeated))
-    return FileRun(left, launched, unwritten, data, notes)
-
-
-@dataclass(frozen=True)
-class _Own:
-    """What a Python file gives the compiler for a source in it."""
-
-    macros: tuple[str, ...] = ()
-    includes: tuple[Path, ...] = ()
-    std: str = ""
-
-    @classmethod
-    def of(cls, options: Sequence[str], path: Path) -> _Own:
-        """Of a compiler's options those that the emulator knows."""
-        words = " ".join(options).replace("-I ", "-I").replace("-D ", "-D").split()
-        macros = [word for word in words if re.match(r"-D\w", word)]
-        folders = [path.parent / word[2:] for word in words if word.startswith("-I")]
-        std = next((word for word in words if re.match(r"--?std=c\+\+(2\d)$", word)), "")
-        return cls(tuple(macros), tuple(folder for folder in folders if folder.is_dir()), "c++20" if std else "")
-
-
-def _located(path: Path | str, kernel: str | None) -> tuple[Path, str | None, str | None, _Own]:
-    """A file, the kernel that is meant, and of a Python file the source in it, with what the file says of how to compile it."""
-    file, _, name = os.fspath(path).rpartition(":")
-    if not file.endswith(".py"):
-        file, name = os.fspath(path), ""
-    if not file.endswith(".py"):
-        return path_of("file", path), kernel, None, _Own()
-    place = path_of("file", file)
-    source, asked = found_in(place, name or kernel)
-    return place, kernel or asked, source.source, _Own.of(source.options, place)
+    arena.bring_back()
+    return FileRun(left, launched, unwritten, data, (*notes, *args.notes_on(library, entry, arguments, names)))
 
 
 def _check_limits(grid: Any, block: Any, sram: Any, device: Device) -> None:
@@ -222,12 +202,6 @@ def _check_limits(grid: Any, block: Any, sram: Any, device: Device) -> None:
         raise UsageError("sram", sram, "a number of bytes of at least 0")
     if sram is not None and sram > device.sram_per_block:
         raise UsageError("sram", sram, f"at most {device.sram_per_block:,}, which is what {device.name} has per block")
-
-
-def _on_host(name: str, value: Any) -> Any:
-    if isinstance(value, Poisoned) and is_array(value.values):
-        return Poisoned(to_numpy(name, value.values), value.parts)
-    return to_numpy(name, value) if is_array(value) else value
 
 
 def _folder(folder: Path | str) -> Path:
@@ -338,7 +312,7 @@ def packed(path: Path, kernel: str, arguments: Mapping[str, Any]) -> tuple[list[
     found, arena = survey(path), Arena()
     chosen, entry = _chosen(found, kernel, path)
     library = _built(path, entry, chosen, found, {})
-    return _given(library, entry, chosen.parameters, arguments, arena), arena
+    return args.given(library, entry, chosen.parameters, arguments, arena), arena
 
 
 def parameters_of(text: str, kernel: str) -> list[str]:
@@ -370,81 +344,3 @@ def _extent(name: str, given: int | Sequence[int], most: tuple[int, int, int]) -
     if x > most[0] or y > most[1] or z > most[2]:
         raise UsageError(name, given, f"at most {most[0]:,} × {most[1]:,} × {most[2]:,}")
     return x, y, z
-
-
-def _given(
-    library: Library, kernel: str, names: Sequence[str], arguments: Mapping[str, Any], arena: Arena
-) -> list[bytes]:
-    """The parameters' bytes, in order. Arrays are copied into the arena, and their parameter holds the pointer."""
-    wanted = library.parameters(kernel)
-    if len(names) != len(wanted):
-        names = [""] * len(wanted)
-    names = [name or f"arg{i}" for i, name in enumerate(names)]
-    for name in arguments:
-        if name not in names:
-            raise unknown("argument", name, names)
-    if missing := [name for name in names if name not in arguments]:
-        raise UsageError("arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}, as {kernel} has")
-    return [_bytes(arena, name, arguments[name], wish) for name, wish in zip(names, wanted, strict=True)]
-
-
-def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
-    if isinstance(value, Poisoned):
-        given = _bytes(arena, name, value.values, wanted)
-        if wanted.passed == "v":
-            raise UsageError(name, "an array with parts of nobody", "a value: the parameter is no pointer")
-        each = arena.buffers[name].data.nbytes // max(1, math.prod(value.values.shape))
-        for start, stop in value.parts:
-            arena.buffers[name].data[start * each : stop * each] = 0xFF
-            arena.buffers[name].written[start * each : stop * each] = NOBODYS
-        return given
-    if wanted.passed != "v":
-        if value is None:
-            return np.uint64(0).tobytes()
-        if isinstance(value, Empty):
-            if wanted.passed == "c":
-                raise UsageError(name, value, "an array with values: the kernel only reads it")
-            _check_elements(name, numpy_dtype(value.dtype), wanted)
-            arena.put(name, np.empty(value.shape, numpy_dtype(value.dtype)), written=False)
-        elif isinstance(value, np.ndarray):
-            given_array = cast("Array", value)
-            if given_array.dtype.hasobject or not given_array.dtype.isnative:
-                raise UsageError(name, f"array of {given_array.dtype}", "numbers in this machine's byte order")
-            _check_elements(name, given_array.dtype, wanted)
-            arena.put(name, given_array)
-            arena.buffers[name].read_only = wanted.passed == "c"
-        else:
-            raise UsageError(name, value, "an array: the parameter is a pointer")
-        return np.uint64(arena.pointer(name)).tobytes()
-    if isinstance(value, Texture) and wanted == TEXTURE:
-        return value.placed(arena, name)
-    if wanted.kind == "s":
-        if not isinstance(value, bytes | np.generic | np.ndarray):
-            raise UsageError(name, value, f"a struct's {wanted.size} bytes: bytes, or a structured NumPy scalar")
-        given = value if isinstance(value, bytes) else cast("Array", value).tobytes()
-        if len(given) != wanted.size:
-            raise UsageError(name, f"{len(given)} bytes", f"{wanted.size}, the size of the parameter")
-        return given
-    return number(name, value, wanted.kind, np.dtype(_NUMBERS[wanted.kind, wanted.size]))
-
-
-def _check_elements(name: str, dtype: np.dtype[Any], wanted: Parameter) -> None:
-    """Refuse an array whose elements the kernel would misread, such as float64 behind a float*.
-
-    A type that is no number in C++ (half, float4, a struct) may be made of several elements. A char* or a void* may
-    point to anything.
-    """
-    if wanted.size == 0 or (wanted.kind in "iu" and wanted.size == 1):
-        return
-    if wanted.kind == "s":
-        if not dtype.itemsize or wanted.size % dtype.itemsize:
-            raise UsageError(
-                name, f"array of {dtype}", f"elements whose size divides {wanted.size} bytes, as the kernel has it"
-            )
-        return
-    same_kind = dtype.kind == "f" if wanted.kind == "f" else dtype.kind in "iub"
-    if not same_kind or dtype.itemsize != wanted.size:
-        wish = np.dtype(f"{wanted.kind}{wanted.size}")
-        raise UsageError(
-            name, f"array of {dtype}", f"{wish}, as the kernel has it (.astype changes, .view reinterprets)"
-        )

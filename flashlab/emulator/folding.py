@@ -7,6 +7,7 @@ name in a text that has a place for it, as `{n}` in an f-string: a macro may the
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import string
@@ -34,14 +35,44 @@ class Unknown(Exception):
 
 
 class Text(str):
-    """A text that begins on `line` of the file."""
+    """A text that begins on `line` of the file. `marks` say on which lines its parts begin: pairs of a position and a line."""
 
-    line: int
+    marks: tuple[tuple[int, int], ...]
 
-    def __new__(cls, value: str, line: int) -> Text:
+    def __new__(cls, value: str, line: int, marks: Sequence[tuple[int, int]] = ()) -> Text:
         self = super().__new__(cls, value)
-        self.line = line
+        self.marks = tuple(marks) or ((0, line),)
         return self
+
+    @property
+    def line(self) -> int:
+        return self.marks[0][1]
+
+    def __add__(self, other: str) -> Text:
+        marks = other.marks if isinstance(other, Text) else ()
+        return Text(str(self) + other, self.line, [*self.marks, *((len(self) + at, line) for at, line in marks)])
+
+    def numbered(self) -> str:
+        """The text with lines that tell a preprocessor where its parts come from.
+
+        >>> print((Text("a\\nb\\n", 3) + Text("c", 7)).numbered())
+        #line 3
+        a
+        b
+        #line 7
+        c
+        """
+        marks = dict(reversed(self.marks))
+        out, at, line = list[str](), 0, None
+        for row in self.splitlines(keepends=True):
+            now = max((mark for mark in marks if mark <= at), default=0)
+            wanted = marks[now] + self.count("\n", now, at) if at == now or "\n" in self[now:at] else line
+            if wanted != line and not (out and out[-1].endswith("\\\n")):  # not within a macro's definition
+                out.append(f"#line {wanted}\n")
+                line = wanted
+            out.append(row)
+            at, line = at + len(row), (line or 0) + 1
+        return "".join(out)
 
 
 class Module:
@@ -137,8 +168,7 @@ class Module:
             and not 0 <= int(right) * len(left) < _MOST_CHARS
         ):
             raise Unknown
-        made = _tried(lambda: _OPERATORS[type(node.op)](left, right))
-        return Text(made, left.line) if isinstance(left, Text) else made
+        return _tried(lambda: _OPERATORS[type(node.op)](left, right))
 
     def _joined(self, node: ast.JoinedStr, known: Mapping[str, Any], depth: int) -> Text:
         parts: list[str] = []
@@ -204,7 +234,7 @@ class Module:
         for _, value in values:
             if isinstance(value, ast.AugAssign):
                 more = self.value(value.value, known, depth)
-                whole = _tried(lambda whole=whole, more=more: Text(whole + more, whole.line))
+                whole = _tried(lambda whole=whole, more=more: whole + more)
             else:
                 whole = self.value(value, known, depth)
         return whole
@@ -282,7 +312,7 @@ class Module:
             return text
         if called.attr == "join":
             parts = self.value(node.args[0], known, depth) if node.args else []
-            return _tried(lambda: Text(text.join(parts), getattr(parts[0], "line", node.lineno)))
+            return _tried(lambda: functools.reduce(lambda a, b: a + text + b, parts))
         try:
             given = [self._filled(each, known, depth) for each in node.args]
             named = {each.arg: self._filled(each.value, known, depth) for each in node.keywords if each.arg}

@@ -246,6 +246,7 @@ class Arena:
 
     def __init__(self) -> None:
         self.buffers: dict[str, _Buffer] = {}
+        self._laid: dict[tuple[int, int], tuple[str, Any, np.ndarray[Any, Any]]] = {}
 
     def new(self, name: str, nbytes: int) -> np.ndarray[Any, Any]:
         """A buffer of uint8 that counts as unwritten. Its bits are NaNs in every floating-point dtype."""
@@ -265,6 +266,28 @@ class Arena:
             self.buffers[name].written[:] = 1
         self.buffers[name].strides = values.strides
         return data.view(values.dtype).reshape(values.shape)
+
+    def lay(self, name: str, array: np.ndarray[Any, Any], *, read_only: bool = False) -> int:
+        """The address of an array in a copy of the whole memory that it is a view of. Views of one memory share a copy."""
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        low, high = np.lib.array_utils.byte_bounds(owner)
+        if (low, high) not in self._laid:
+            memory = np.frombuffer((ctypes.c_ubyte * (high - low)).from_address(low), np.uint8)
+            self.put(name, memory)
+            self.buffers[name].strides = owner.strides
+            self.buffers[name].read_only = True
+            self._laid[low, high] = name, owner, memory
+        buffer = self.buffers[self._laid[low, high][0]]
+        buffer.read_only &= read_only
+        return buffer.data.ctypes.data + array.ctypes.data - low
+
+    def bring_back(self) -> None:
+        """Copy what was laid out, and changed, to where it came from."""
+        for name, _, memory in self._laid.values():
+            if not self.buffers[name].read_only:
+                memory[:] = self.buffers[name].data
 
     def pointer(self, name: str) -> int:
         """The address of a buffer."""

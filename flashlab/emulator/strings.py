@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from flashlab.base.files import path_of
 from flashlab.emulator.folding import Module, Text, Unknown
 from simulator.errors import UsageError
 
-__all__ = ["Embedded", "embedded", "found_in", "names_a_kernel"]
+__all__ = ["Embedded", "Located", "Own", "embedded", "found_in", "located", "names_a_kernel"]
 
 _KERNEL = re.compile(r"__global__\s+(?:[\w:]+\s+|__\w+__\s*\([^()]*(?:\([^()]*\))?[^()]*\)\s*)*((?!__)\w+)\s*\(")
 _LONG_STRING = re.compile(
@@ -40,12 +42,11 @@ class Embedded:
     """A CUDA source in a Python file.
 
     `names` are those by which the file knows it: what it is bound to, and its kernels. `kernels` are those that the file asks for,
-    `options` what it gives the compiler. Line `line` of the file is the first of `text`; `before` stands ahead of it.
+    `options` what it gives the compiler. `before` stands ahead of the text.
     """
 
     names: tuple[str, ...]
-    text: str
-    line: int
+    text: Text
     kernels: tuple[str, ...] = ()
     options: tuple[str, ...] = field(default=())
     before: str = ""
@@ -53,7 +54,7 @@ class Embedded:
     @property
     def source(self) -> str:
         """The text with the numbers of its lines in the Python file."""
-        return f"{self.before}#line {self.line}\n{self.text}"
+        return self.before + self.text.numbered()
 
     @property
     def defined(self) -> tuple[str, ...]:
@@ -95,7 +96,8 @@ def _long_strings(text: str) -> Iterator[Embedded]:
     """The strings between three quotes, in a file that can't be parsed."""
     for match in _LONG_STRING.finditer(text):
         if "__global__" in match[3]:
-            yield _made(match[3], text.count("\n", 0, match.start(3)) + 1, [match[1]] if match[1] else [])
+            found = Text(match[3], text.count("\n", 0, match.start(3)) + 1)
+            yield _made(found, [match[1]] if match[1] else [])
 
 
 def _joined(one: Embedded, other: Embedded) -> Embedded:
@@ -136,12 +138,10 @@ def _given(module: Module) -> Iterator[Embedded]:
         kernels = _asked(module, door, node, keywords)
         options = [str(each) for name in _OPTIONS if name in keywords for each in _list(module, keywords[name])]
         names = [bound[node]] if node in bound else []
-        whole = "".join(
-            f"{'' if i == 0 else f'''{chr(10)}#line {text.line}{chr(10)}'''}{text}" for i, text in enumerate(texts)
-        )
+        whole = functools.reduce(lambda a, b: a + "\n" + b, texts)
         if isinstance(code, ast.Name | ast.Attribute):
             names.append(code.id if isinstance(code, ast.Name) else code.attr)
-        yield _made(whole, texts[0].line, names, kernels, options, _TORCH if door == "load_inline" else "")
+        yield _made(whole, names, kernels, options, _TORCH if door == "load_inline" else "")
 
 
 def _asked(module: Module, door: str, node: ast.Call, keywords: dict[str, ast.expr]) -> list[str]:
@@ -179,21 +179,14 @@ def _left(module: Module) -> Iterator[Embedded]:
             except Unknown:
                 continue
             if isinstance(value, Text) and "__global__" in value:
-                yield _made(value, value.line, [bound[node]] if node in bound else [])
+                yield _made(value, [bound[node]] if node in bound else [])
 
 
 def _made(
-    text: str,
-    line: int,
-    names: Sequence[str],
-    kernels: Sequence[str] = (),
-    options: Sequence[str] = (),
-    before: str = "",
+    text: Text, names: Sequence[str], kernels: Sequence[str] = (), options: Sequence[str] = (), before: str = ""
 ) -> Embedded:
-    found = Embedded((), text, line)
-    return Embedded(
-        tuple(dict.fromkeys((*names, *found.defined))), str(text), line, tuple(kernels), tuple(options), before
-    )
+    found = Embedded((), text)
+    return Embedded(tuple(dict.fromkeys((*names, *found.defined))), text, tuple(kernels), tuple(options), before)
 
 
 def _targets(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -243,8 +236,48 @@ def _only(source: Embedded) -> str | None:
 def names_a_kernel(path: Path, name: str) -> bool:
     """Does `name` mean a kernel in a string of a Python file, and no function or class of the file?"""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
-        functions = [each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
-        return name not in functions and bool(found_in(path, name))
-    except (OSError, SyntaxError, ValueError, UsageError):
+        text = path.read_text(encoding="utf-8-sig")
+        defines = re.search(rf"^(?:async )?(?:def|class) {re.escape(name)}\b", text, re.MULTILINE)
+        return not defines and bool(found_in(path, name))
+    except (OSError, ValueError, UsageError):
         return False
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a Python file gives the compiler for a source in it."""
+
+    macros: tuple[str, ...] = ()
+    includes: tuple[Path, ...] = ()
+    std: str = ""
+
+    @classmethod
+    def of(cls, options: Sequence[str], path: Path) -> Own:
+        """Of a compiler's options those that the emulator knows."""
+        words = " ".join(options).replace("-I ", "-I").replace("-D ", "-D").split()
+        macros = [word for word in words if re.match(r"-D\w", word)]
+        folders = [path.parent / word[2:] for word in words if word.startswith("-I")]
+        std = next((word for word in words if re.match(r"--?std=c\+\+(2\d)$", word)), "")
+        return cls(tuple(macros), tuple(folder for folder in folders if folder.is_dir()), "c++20" if std else "")
+
+
+@dataclass(frozen=True)
+class Located:
+    """A source: its file, the kernel that is meant, and, if it isn't the whole file, its text and the options that come with it."""
+
+    path: Path
+    kernel: str | None
+    text: str | None = None
+    own: Own = Own()
+
+
+def located(path: Path | str, kernel: str | None) -> Located:
+    """The source of a `.cu` file, or of `FILE.py` or `FILE.py:name`. Raises `UsageError`."""
+    file, _, name = os.fspath(path).rpartition(":")
+    if not file.endswith(".py"):
+        file, name = os.fspath(path), ""
+    if not file.endswith(".py"):
+        return Located(path_of("file", path), kernel)
+    place = path_of("file", file)
+    source, asked = found_in(place, name or kernel)
+    return Located(place, kernel or asked, source.source, Own.of(source.options, place))
