@@ -95,7 +95,8 @@ def emulate_file(
     binds such a string to.
 
     `arguments` maps the parameters' names (or lists, in their order) to numbers, arrays of NumPy, CuPy, torch or JAX (which are
-    copied; the kernel may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for texture objects.
+    copied; the kernel may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for
+    texture objects.
     `grid` (blocks) and `block` (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in
     bytes per block; what is left
     out is that of the file's own launches of the kernel, where they say it in constants (`notes` tell). `kernel` may be left
