@@ -1,4 +1,4 @@
-"""CUDA in the strings of Python files: found by reading, built and run as a `.cu` file is. A finding names the `.py` file's line."""
+"""CUDA in the strings of Python files: found by reading, then built and run as a `.cu` file. Findings name the `.py` file's line."""
 
 from __future__ import annotations
 
