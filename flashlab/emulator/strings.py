@@ -95,8 +95,9 @@ def embedded(path: Path) -> tuple[Embedded, ...]:
 def _long_strings(text: str) -> Iterator[Embedded]:
     """The strings between three quotes, in a file that can't be parsed."""
     for match in _LONG_STRING.finditer(text):
-        if "__global__" in match[3]:
-            found = Text(match[3], text.count("\n", 0, match.start(3)) + 1)
+        if "__global__" in match[3] and "{" in match[3]:
+            filled = re.sub(r"%\((\w+)\)[sdif]", r"\1", match[3])
+            found = Text(filled, text.count("\n", 0, match.start(3)) + 1)
             yield _made(found, [match[1]] if match[1] else [])
 
 
@@ -172,13 +173,15 @@ def _left(module: Module) -> Iterator[Embedded]:
     bound = {value: target for node in ast.walk(module.tree) for target, value in _targets(node)}
     inside: set[ast.AST] = set()
     for node in ast.walk(module.tree):
+        if isinstance(node, ast.Expr):  # a docstring
+            inside.add(node.value)
         if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp) and node not in inside | module.read:
             inside.update(ast.walk(node))
             try:
                 value = module.value(node)
             except Unknown:
                 continue
-            if isinstance(value, Text) and "__global__" in value:
+            if isinstance(value, Text) and "__global__" in value and "{" in value:
                 yield _made(value, [bound[node]] if node in bound else [])
 
 

@@ -1,4 +1,4 @@
-"""CUDA in the strings of Python files: found by reading, then built and run as a `.cu` file. Findings name the `.py` file's line."""
+"""CUDA in the strings of Python files: found by reading, then built and run as a `.cu` file. Findings name the file's line."""
 
 from __future__ import annotations
 
@@ -102,3 +102,10 @@ void twice_all(const float* x, float* y) {
     assert (right.arrays["y"] == 3).all()
     # both strings are one source, whose lines begin at the first one's
     assert finding.at.number == 11, finding
+
+
+def test_a_docstring_is_no_source(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, 'def f():\n  """Finds __global__ void k(float* x) { } in a text."""\n  return "__global__ void k("\n'
+    )
+    assert embedded(path) == ()

@@ -1,0 +1,4 @@
+// CuPy's complex
+#pragma once
+#include "../thrust/complex.h"
+using thrust::complex;
