@@ -10,8 +10,10 @@ code of strangers runs here: use it on repositories that you trust.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -31,7 +33,7 @@ from flashlab.base.process import end_child
 from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.library import Arena, Library, Parameter
 from flashlab.emulator.source import Survey
-from flashlab.emulator.strings import Own, embedded
+from flashlab.emulator.strings import DOORS, Own, embedded
 from flashlab.measure import results
 from flashlab.measure.results import Kind, markdown_table
 from simulator.errors import Said, UsageError
@@ -90,9 +92,15 @@ def sources_of(folder: Path, python: bool, most: int | None) -> list[Path]:
 
 
 def _holds(path: Path) -> bool:
+    """Does a Python file give CUDA to one of the libraries that compile it?"""
     try:
-        return bool(embedded(path))
-    except UsageError:
+        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        return not called.isdisjoint(DOORS) and bool(embedded(path))
+    except SyntaxError:  # of Python 2
+        words = re.findall(r"(\w+)\(", path.read_text(encoding="utf-8", errors="replace"))
+        return not DOORS.keys().isdisjoint(words) and bool(embedded(path))
+    except (UsageError, ValueError):
         return False
 
 

@@ -318,13 +318,14 @@ def algorithm(text: str) -> str | Program:
 
 
 def named(option: str, text: str, default: str | None = None) -> tuple[str, str]:
-    """A name and the text of its value.
+    """A name and the text of its value. An argument's name may be that of a struct's member, as `p.x`.
 
     >>> named("--arg", "n=100"), named("--define", "FAST", default="1")
     (('n', '100'), ('FAST', '1'))
     """
     name, equals, value = text.partition("=")
-    if not name.isidentifier() or not (equals or default):
+    parts = name.split(".") if option == "--arg" else [name]
+    if not all(part.isidentifier() for part in parts) or not (equals or default):
         raise UsageError(option, text, "NAME=VALUE")
     return name, value if equals else default or ""
 

@@ -91,12 +91,36 @@ def given(
     if len(names) != len(wanted):
         names = [""] * len(wanted)
     names = [name or f"arg{i}" for i, name in enumerate(names)]
+    members = {f"{names[i]}.{name}": (names[i], what, at) for (i, name), (what, at) in library.fields(kernel).items()}
+    in_parts = {members[name][0] for name in arguments if name in members}
     for name in arguments:
-        if name not in names:
-            raise unknown("argument", name, names)
-    if missing := [name for name in names if name not in arguments]:
-        raise UsageError("arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}, as {kernel} has")
-    return [_bytes(arena, name, arguments[name], wish) for name, wish in zip(names, wanted, strict=True)]
+        if name not in names and name not in members:
+            of = [each for each in members if each.startswith(f"{name.partition('.')[0]}.")]
+            raise unknown("argument", name, of or names)
+    if missing := [name for name in names if name not in arguments and name not in in_parts]:
+        parts = [name for name in missing if any(each.startswith(f"{name}.") for each in members)]
+        hint = (
+            f" ({', '.join(parts)} by its members, as {next(x for x in members if x.startswith(parts[0]))})"
+            if parts
+            else ""
+        )
+        raise UsageError(
+            "arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}, as {kernel} has{hint}"
+        )
+    placed: list[bytes] = []
+    for name, wish in zip(names, wanted, strict=True):
+        if name not in in_parts:
+            placed.append(_bytes(arena, name, arguments[name], wish))
+            continue
+        if name in arguments:
+            raise UsageError("arguments", name, f"{name} as a whole, or its members, not both")
+        whole = bytearray(wish.size)  # what isn't said is 0
+        for own, (of, what, at) in members.items():
+            if of == name and own in arguments:
+                part = _bytes(arena, own, arguments[own], what)
+                whole[at : at + len(part)] = part
+        placed.append(bytes(whole))
+    return placed
 
 
 def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:

@@ -30,6 +30,13 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _PASSED = frozenset(("strip", "lstrip", "rstrip", "lower", "upper", "replace", "format", "encode", "decode"))
 
 
+_TYPES = {
+    "float16": "__half", "float32": "float", "float64": "double", "int8": "signed char", "int16": "short", "int32": "int",
+    "int64": "long long", "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int",
+    "uint64": "unsigned long long", "complex64": "complex<float>", "complex128": "complex<double>",
+}  # fmt: skip
+
+
 class Unknown(Exception):
     """Only a run would tell."""
 
@@ -140,6 +147,16 @@ class Module:
             case ast.Subscript():
                 whole, key = self.value(node.value, known, depth), self.value(node.slice, known, depth)
                 return _tried(lambda: whole[key])
+            case ast.ListComp() | ast.GeneratorExp() if len(node.generators) == 1 and isinstance(
+                node.generators[0].target, ast.Name
+            ):
+                (loop,) = node.generators
+                name, items = cast(ast.Name, loop.target).id, self.value(loop.iter, known, depth)
+                if not isinstance(items, list | tuple):
+                    raise Unknown
+                return [self.value(node.elt, {**known, name: item}, depth) for item in cast("list[Any]", items)]
+            case ast.Attribute(attr=name, value=ast.Name(id="np" | "numpy" | "cp" | "cupy")) if name in _TYPES:
+                return name
             case ast.Attribute():
                 values = self.attributes.get(node.attr, ()) or self._of_class(node)
                 if len(values) == 1:
@@ -217,8 +234,11 @@ class Module:
         scope = self.scopes.get(node, self.tree)
         while True:
             values = self.bound.get((scope, node.id), [])
-            before = [value for line, value in values if line <= node.lineno or scope is self.tree]
-            for value in reversed(before or [value for _, value in values]):
+            others = [
+                (line, value) for line, value in values if not _holds(value, node)
+            ]  # in `code = f(code)` an earlier one
+            before = [value for line, value in others if line <= node.lineno]
+            for value in reversed(before or [value for _, value in others]):
                 if isinstance(value, ast.ImportFrom):
                     return self._imported(value, node.id, depth)
                 if isinstance(value, ast.AugAssign):
@@ -277,6 +297,8 @@ class Module:
             return self._made(name, self.value(node.args[0], known, depth))
         if isinstance(called, ast.Attribute) and (name in _PASSED or name == "join"):
             return self._method(node, called, known, depth)
+        if name.endswith("get_typename") and node.args:  # CuPy's: what a dtype is in C
+            return _tried(lambda: _TYPES[str(self.value(node.args[0], known, depth))])
         if isinstance(called, ast.Name):
             return self._function(node, called, known, depth)
         raise Unknown
@@ -365,6 +387,14 @@ def _assigned(node: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
             return [(target, node.context_expr)]
         case _:
             return []
+
+
+def _holds(value: ast.AST, node: ast.Name) -> bool:
+    """Does a name stand within a value that is an expression?"""
+    if not isinstance(value, ast.expr):
+        return False
+    start, end = (value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0)
+    return start <= (node.lineno, node.col_offset) < end
 
 
 def _name_for(node: ast.AST) -> str:

@@ -402,6 +402,20 @@ class Library:
         words = letters.raw.decode()
         return [Parameter(words[2 * i], words[2 * i + 1], sizes[i]) for i in range(n)]
 
+    def fields(self, entry: str) -> dict[tuple[int, str], tuple[Parameter, int]]:
+        """The members of a kernel's structs: by the parameter's place and the member's name, what it is and where it lies."""
+        tell = getattr(self._dll, f"emu_fields_{self._index(entry)}", None)
+        found: dict[tuple[int, str], tuple[Parameter, int]] = {}
+        if tell is not None:
+
+            @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_ulong)
+            def say(parameter: int, name: bytes, letters: bytes, size: int, offset: int) -> None:
+                passed, kind = letters.decode()
+                found[parameter, name.decode()] = Parameter(passed, kind, size), offset
+
+            tell(say)
+        return found
+
     def launch(
         self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[bytes], arena: Arena, *,
         sram: int = 0, sanitize: bool = True, workers: int | None = None, time_limit: float = 0,

@@ -19,13 +19,13 @@ from flashlab.base.files import path_of
 from flashlab.emulator.folding import Module, Text, Unknown
 from simulator.errors import UsageError
 
-__all__ = ["Embedded", "Located", "Own", "embedded", "found_in", "located", "names_a_kernel"]
+__all__ = ["DOORS", "Embedded", "Located", "Own", "embedded", "found_in", "located", "names_a_kernel"]
 
 _KERNEL = re.compile(r"__global__\s+(?:[\w:]+\s+|__\w+__\s*\([^()]*(?:\([^()]*\))?[^()]*\)\s*)*((?!__)\w+)\s*\(")
 _LONG_STRING = re.compile(
     r"(?:(\w+)\s*=\s*)?(?:[A-Za-z_.]+\(\s*)?[rRuUbB]*(?P<quotes>\"{3}|'{3})(.*?)(?P=quotes)", re.DOTALL
 )
-_DOORS = {
+DOORS = {
     "RawKernel": "code",
     "RawModule": "code",
     "load_inline": "cuda_sources",
@@ -117,7 +117,7 @@ def _given(module: Module) -> Iterator[Embedded]:
         if not isinstance(node, ast.Call):
             continue
         door = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        wanted = _DOORS.get(door)
+        wanted = DOORS.get(door)
         if wanted is None:
             continue
         keywords = {each.arg: each.value for each in node.keywords if each.arg}
