@@ -282,7 +282,7 @@ def _why(values: Mapping[Any, None], launched: Sequence[Launch], kernel: Kernel)
     places = ", ".join(dict.fromkeys(f"{Path(x.file).name}:{x.line}" for x in launched))
     if len(values) > 1 and None not in values:
         return f": the file launches {kernel.name} with {' and '.join(map(_spelled, values))} ({places})"
-    return f", as in 8 or 8,2: at {places} it hangs on more than constants"
+    return f", as in 8 or 8,2: at {places} the file works it out from more than constants"
 
 
 def _three(extent: int | Sequence[int]) -> Sequence[int]:
