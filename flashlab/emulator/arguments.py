@@ -56,7 +56,8 @@ def notes_on(library: Library, kernel: str, arguments: Mapping[str, Any], names:
         whole = arguments.get(name)
         value: Any = whole.value if isinstance(whole, AsItLies) else whole
         if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
-            said = f"{name} isn't contiguous (shape {value.shape}, strides {value.strides} bytes): "
+            array = cast("Array", value)
+            said = f"{name} isn't contiguous (shape {array.shape}, strides {array.strides} bytes): "
             if isinstance(whole, AsItLies):
                 notes.append(said + "the kernel gets its memory as it lies")
             else:
@@ -73,10 +74,9 @@ def _difference(value: Any, wanted: Parameter) -> str:
     if wanted.passed != "v":
         if not isinstance(value, np.ndarray) or (wanted.size == 1 and wanted.kind in "iu"):
             return ""
-        same = value.dtype.itemsize == wanted.size and (value.dtype.kind == "f") == (wanted.kind == "f")
-        return (
-            "" if same else f"an array of {value.dtype}, and the kernel reads {np.dtype(f'{wanted.kind}{wanted.size}')}"
-        )
+        dtype = cast("Array", value).dtype
+        same = dtype.itemsize == wanted.size and (dtype.kind == "f") == (wanted.kind == "f")
+        return "" if same else f"an array of {dtype}, and the kernel reads {np.dtype(f'{wanted.kind}{wanted.size}')}"
     number = np.asarray(value).dtype
     if (number.kind == "f") == (wanted.kind == "f") and (number.kind != "f" or number.itemsize == wanted.size):
         return ""

@@ -27,6 +27,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Div: lambda a, b: a / b,
 }
+_WIDE = re.compile(r"\d{5}")  # columns for a value: no source has so many
 _PASSED = frozenset(("strip", "lstrip", "rstrip", "lower", "upper", "replace", "format", "encode", "decode"))
 
 
@@ -179,12 +180,10 @@ class Module:
 
     def _operation(self, node: ast.BinOp, known: Mapping[str, Any], depth: int) -> Any:
         left, right = self.value(node.left, known, depth), self.value(node.right, known, depth)
-        if (
-            isinstance(node.op, ast.Mult)
-            and isinstance(left, str | list)
-            and not 0 <= int(right) * len(left) < _MOST_CHARS
-        ):
-            raise Unknown
+        if isinstance(node.op, ast.Mult) and isinstance(left, str | list):
+            n = len(cast("str | list[Any]", left))
+            if not isinstance(right, int) or not 0 <= right * n < _MOST_CHARS:
+                raise Unknown
         return _tried(lambda: _OPERATORS[type(node.op)](left, right))
 
     def _joined(self, node: ast.JoinedStr, known: Mapping[str, Any], depth: int) -> Text:
@@ -200,7 +199,8 @@ class Module:
         """What stands in a place of a text: the value, or else a name for it."""
         try:
             value = self.value(node, known, depth)
-            return _tried(lambda: format(value, "" if spec is None else self.value(spec, known, depth)))
+            how = "" if spec is None else str(self.value(spec, known, depth))
+            return _tried(lambda: "" if _WIDE.search(how) else format(value, how))
         except Unknown:
             return _name_for(node)
 
@@ -216,7 +216,9 @@ class Module:
             given = tuple(self._filled(each, known, depth) for each in node.right.elts)
         else:
             given = self._filled(node.right, known, depth)
-            given = given if isinstance(given, dict) else (given,)
+            given = cast("dict[str, Any]", given) if isinstance(given, dict) else (given,)
+        if _WIDE.search(left):
+            raise Unknown
         text = re.sub(r"%(\(\w+\))?[-+0-9.]*[dif]", lambda m: f"%{m[1] or ''}s", left)
         return Text(_tried(lambda: text % given), left.line)
 
@@ -332,9 +334,17 @@ class Module:
             raise Unknown
         if called.attr in ("encode", "decode"):
             return text
+        if called.attr == "format" and _WIDE.search(text):
+            raise Unknown
         if called.attr == "join":
-            parts = self.value(node.args[0], known, depth) if node.args else []
-            return _tried(lambda: functools.reduce(lambda a, b: a + text + b, parts))
+            parts = self.value(node.args[0], known, depth) if node.args else None
+            if (
+                not isinstance(parts, list)
+                or not all(isinstance(part, str) for part in cast("list[Any]", parts))
+                or not parts
+            ):
+                raise Unknown
+            return functools.reduce(lambda a, b: a + text + b, cast("list[str]", parts))
         try:
             given = [self._filled(each, known, depth) for each in node.args]
             named = {each.arg: self._filled(each.value, known, depth) for each in node.keywords if each.arg}

@@ -274,7 +274,8 @@ class Arena:
             owner = owner.base
         low, high = np.lib.array_utils.byte_bounds(owner)
         if (low, high) not in self._laid:
-            memory = np.frombuffer((ctypes.c_ubyte * (high - low)).from_address(low), np.uint8)
+            whole: Any = (ctypes.c_ubyte * (high - low)).from_address(low)
+            memory: np.ndarray[Any, Any] = np.frombuffer(whole, np.uint8)
             self.put(name, memory)
             self.buffers[name].strides = owner.strides
             self.buffers[name].read_only = True

@@ -178,9 +178,10 @@ def _as_ours(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.view(ndarray)
     if isinstance(value, np.generic):  # CuPy's sums stay on the GPU
-        return np.asarray(value).view(ndarray)
+        return np.asarray(cast(Any, value)).view(ndarray)
     if isinstance(value, tuple | list):
-        return type(value)(_as_ours(each) for each in cast("Sequence[Any]", value))
+        every = [_as_ours(each) for each in cast("Sequence[Any]", value)]
+        return every if isinstance(value, list) else tuple(every)
     return value
 
 
@@ -231,13 +232,20 @@ def _modules(script: Path, launches: list[FileRun], options: Mapping[str, Any]) 
 
     options_ = dict(options)
     runtime = types.SimpleNamespace(
-        deviceSynchronize=lambda: None, getDeviceCount=lambda: 1, getDevice=lambda: 0, setDevice=lambda *_: None,
-        streamSynchronize=lambda *_: None, memGetInfo=lambda: (1 << 34, 1 << 34),
+        deviceSynchronize=_nothing, getDeviceCount=lambda: 1, getDevice=lambda: 0, setDevice=_nothing,
+        streamSynchronize=_nothing, memGetInfo=lambda: (1 << 34, 1 << 34),
     )  # fmt: skip
-    cuda = {
+
+    def compiled(code: str, options: Sequence[str] = (), **_: Any) -> RawModule:
+        return RawModule(code, options=options)
+
+    def get_array_module(*_: Any) -> types.ModuleType:
+        return made["cupy"]
+
+    cuda: dict[str, Any] = {
         "Device": _Device, "Stream": _Stream, "Event": _Stream, "runtime": runtime, "is_available": lambda: True,
-        "get_current_stream": _Stream, "get_elapsed_time": lambda *_: 0.0, "synchronize": lambda: None,
-        "compile_with_cache": lambda code, *rest, **_: RawModule(code, options=rest[0] if rest else ()),
+        "get_current_stream": _Stream, "get_elapsed_time": _no_time, "synchronize": _nothing,
+        "compile_with_cache": compiled,
     }  # fmt: skip
     _Stream.null = _Stream()  # type: ignore[attr-defined]
     nothing = types.SimpleNamespace()
@@ -250,7 +258,7 @@ def _modules(script: Path, launches: list[FileRun], options: Mapping[str, Any]) 
     }
     own: dict[str, Any] = {
         "RawKernel": RawKernel, "RawModule": RawModule, "ndarray": ndarray, "asnumpy": _on_the_host, "__version__": "13.0.0",
-        "get_array_module": lambda *_: made["cupy"], "get_default_memory_pool": _Pool, "get_default_pinned_memory_pool": _Pool,
+        "get_array_module": get_array_module, "get_default_memory_pool": _Pool, "get_default_pinned_memory_pool": _Pool,
         **{name: _refused(name) for name in ("ElementwiseKernel", "ReductionKernel", "fuse")},
         **{name.split(".")[1]: module for name, module in made.items()},
     }  # fmt: skip
@@ -270,8 +278,13 @@ def _on_the_host(array: Any, *_: Any, **__: Any) -> Array:
     return np.array(array).view(np.ndarray)
 
 
+def _nothing(*_: Any) -> None: ...
+def _no_time(*_: Any) -> float:
+    return 0.0
+
+
 def _sizes(extent: Any) -> Any:
-    return tuple(int(n) for n in extent) if isinstance(extent, Sequence) else int(extent)
+    return tuple(int(n) for n in cast("Sequence[Any]", extent)) if isinstance(extent, Sequence) else int(extent)
 
 
 def _passed(value: Any) -> Any:

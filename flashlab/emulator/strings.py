@@ -219,7 +219,8 @@ def found_in(path: Path, name: str | None) -> tuple[Embedded, str | None]:
                 str(path),
                 f"the name of one of its {len(sources)} CUDA sources behind it, as {path.name}:NAME: {told}",
             )
-        return sources[0], _only(sources[0])
+        source = next(iter(sources))
+        return source, _only(source)
     bare = name.partition("<")[0].strip().rpartition("::")[2]
     of_kernel = [each for each in sources if bare in each.defined]
     if of_kernel:  # the last definition counts, as in Python

@@ -104,8 +104,9 @@ def said(kernel: str, word: str) -> set[tuple[int, str]]:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_is_said_of_a_kernel_stands_at_its_lines(path: Path, kernel: str) -> None:
-    arguments = {"x": np.ones(70000, "f4"), "y": fl.Empty((32,)), "row": 65537, "stride": 65536}
-    arguments["x"][:8] = np.arange(8)
+    x = np.ones(70000, "f4")
+    x[:8] = np.arange(8)
+    arguments: dict[str, Any] = {"x": x, "y": fl.Empty((32,)), "row": 65537, "stride": 65536}
     run = fl.emulate_file(path, arguments, kernel=kernel, grid=1, block=32, time_limit=10)
     for word, all_said in (("finds", run.launched.findings), ("notes", run.launched.notes)):
         assert {(x.at.number, x.kind) for x in all_said if x.at} == said(kernel, word), run

@@ -101,7 +101,7 @@ void twice_all(const float* x, float* y) {
     assert right.passed
     assert (right.arrays["y"] == 3).all()
     # both strings are one source, whose lines begin at the first one's
-    assert finding.at.number == 11, finding
+    assert finding.at and finding.at.number == 11, finding
 
 
 def test_a_docstring_is_no_source(tmp_path: Path) -> None:
