@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -155,7 +156,13 @@ def emulate_source(
     partial_grid = blocks is not None and blocks < whole_grid
     if partial_grid:
         notes = (*notes, f"{blocks:,} of {whole_grid:,} blocks ran: counts and findings are theirs alone")
-    library = _built(path, entry, chosen, found, options)
+    try:
+        library = _built(path, entry, chosen, found, options)
+    except BuildError as error:
+        if missing := [name for name in sorted(source.unknown) if re.search(rf"[‘'`]{name}[’']", str(error))]:
+            told = ", ".join(f"-D {name}=VALUE" for name in missing)
+            raise BuildError(f"{error}\nonly a run of {path.name} would tell {', '.join(missing)}: {told}") from None
+        raise
     names = [name or f"arg{i}" for i, name in enumerate(chosen.parameters)]
     arguments = {key: args.on_host(key, x) for key, x in args.named(arguments, names).items()}
     values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}

@@ -93,6 +93,7 @@ class Module:
         self.bound: dict[tuple[ast.AST, str], list[tuple[int, ast.AST]]] = {}  # by scope and name: line and value
         self.attributes: dict[str, list[ast.AST]] = {}
         self.read: set[ast.AST] = set()  # what was asked for, or is a part of that
+        self.unknown: set[str] = set()  # names that stand for what only a run would tell
         self._others: dict[Path, Module | None] = {}
         self._enter(self.tree, self.tree)
 
@@ -202,7 +203,13 @@ class Module:
             how = "" if spec is None else str(self.value(spec, known, depth))
             return _tried(lambda: "" if _WIDE.search(how) else format(value, how))
         except Unknown:
-            return _name_for(node)
+            return self._name_for(node)
+
+    def _name_for(self, node: ast.AST) -> str:
+        """A name that C takes for an expression that only a run would tell."""
+        name = node.attr if isinstance(node, ast.Attribute) else re.sub(r"\W+", "_", ast.unparse(node)).strip("_")
+        self.unknown.add(name)
+        return name
 
     def _percent(self, node: ast.BinOp, known: Mapping[str, Any], depth: int) -> Any:
         left = self.value(node.left, known, depth)
@@ -226,7 +233,7 @@ class Module:
         try:
             return self.value(node, known, depth)
         except Unknown:
-            return _name_for(node)
+            return self._name_for(node)
 
     def _named(self, node: ast.Name, known: Mapping[str, Any], depth: int) -> Any:
         if node.id in known:
@@ -405,13 +412,6 @@ def _holds(value: ast.AST, node: ast.Name) -> bool:
         return False
     start, end = (value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0)
     return start <= (node.lineno, node.col_offset) < end
-
-
-def _name_for(node: ast.AST) -> str:
-    """A name that C takes for an expression that only a run would tell."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return re.sub(r"\W+", "_", ast.unparse(node)).strip("_") or "unknown"
 
 
 def _tried(make: Callable[[], Any]) -> Any:

@@ -50,6 +50,8 @@ class Embedded:
     kernels: tuple[str, ...] = ()
     options: tuple[str, ...] = field(default=())
     before: str = ""
+    unknown: frozenset[str] = frozenset()
+    """Names in the text that stand for what only a run would tell."""
 
     @property
     def source(self) -> str:
@@ -73,7 +75,7 @@ def _embedded(path: Path, stamp: tuple[int, int]) -> tuple[Embedded, ...]:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError("file", str(path), f"a Python file that can be read ({reason})") from None
     else:
-        every = (*_given(module), *_left(module))
+        every = [replace(each, unknown=frozenset(module.unknown)) for each in (*_given(module), *_left(module))]
     found: dict[str, Embedded] = {}
     for each in every:
         if not each.defined or any(each.text in other for other in found if other != each.text):
@@ -273,6 +275,7 @@ class Located:
     kernel: str | None
     text: str | None = None
     own: Own = Own()
+    unknown: frozenset[str] = frozenset()
 
 
 def located(path: Path | str, kernel: str | None) -> Located:
@@ -284,4 +287,4 @@ def located(path: Path | str, kernel: str | None) -> Located:
         return Located(path_of("file", path), kernel)
     place = path_of("file", file)
     source, asked = found_in(place, name or kernel)
-    return Located(place, kernel or asked, source.source, Own.of(source.options, place))
+    return Located(place, kernel or asked, source.source, Own.of(source.options, place), source.unknown)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.emulator import BuildError
 from flashlab.emulator.strings import embedded, names_a_kernel
 from flashlab.verify import is_kernel, kernel_named
 from simulator.errors import UsageError
@@ -109,3 +110,13 @@ def test_a_docstring_is_no_source(tmp_path: Path) -> None:
         tmp_path, 'def f():\n  """Finds __global__ void k(float* x) { } in a text."""\n  return "__global__ void k("\n'
     )
     assert embedded(path) == ()
+
+
+@pytest.mark.compiler
+def test_a_macro_says_what_only_a_run_would_tell(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "def make(dtype):\n  return cp.RawKernel(f'__global__ void k({dtype}* x) {{ x[0] = 1; }}', 'k')\n"
+    )
+    with pytest.raises(BuildError, match="only a run of mine.py would tell dtype: -D dtype=VALUE"):
+        fl.emulate_file(path, [np.zeros(1)], grid=1, block=1)
+    assert fl.emulate_file(path, [np.zeros(1)], grid=1, block=1, macros={"dtype": "double"}).arrays["x"] == 1
