@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -88,12 +89,19 @@ class Poisoned:
     parts: tuple[tuple[int, int], ...]
 
     def __init__(self, values: Any, parts: Iterable[tuple[int, int]]) -> None:
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "parts", tuple((int(start), int(stop)) for start, stop in parts))
+        if not isinstance(values, Empty) and not is_array(values):
+            raise UsageError("values", values, _ACCEPTED)
         size = math.prod(values.shape)
-        for start, stop in self.parts:
+        accepted = f"pairs from:to within the array's {size:,} elements"
+        try:
+            pairs = tuple((operator.index(start), operator.index(stop)) for start, stop in parts)
+        except (TypeError, ValueError):
+            raise UsageError("parts", parts, accepted) from None
+        for start, stop in pairs:
             if not 0 <= start < stop <= size:
-                raise UsageError("parts", f"{start}:{stop}", f"from:to within the array's {size:,} elements")
+                raise UsageError("parts", f"{start}:{stop}", accepted)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "parts", pairs)
 
 
 UNREADABLE = AttributeError, BufferError, TypeError, RuntimeError, ValueError

@@ -343,7 +343,7 @@ def _value(name: str, text: str) -> Any:
         return _WORDS[text]
     if found := _POISON.search(text):
         parts = [tuple(int(n) for n in part.split(":")) for part in found[1].split(",")]
-        with options.spelled(parts=name):
+        with options.spelled(parts=name, values=name):
             return Poisoned(_value(name, text[: found.start()]), [(start, stop) for start, stop in parts])
     file, _, key = text.partition(":")
     if file.endswith((".npy", ".npz")):

@@ -10,7 +10,9 @@ import pytest
 
 import flashlab as fl
 from flashlab.emulator import Poisoned
+from flashlab.emulator.build import is_ready
 from simulator.errors import UsageError
+from tests.flashlab.cli.typed import run
 
 pytestmark = pytest.mark.compiler
 
@@ -143,7 +145,7 @@ def test_a_part_that_belongs_to_nobody_is_neither_read_nor_written(tmp_path: Pat
     assert (finding.kind, finding.index, finding.tensor) == ("poison", "[2, 0]", "pool")
     (finding,) = run(10, y=Poisoned(np.zeros(64, "f4"), [(9, 10)])).launched.findings
     assert (finding.kind, finding.message) == ("poison", "writes what belongs to nobody")
-    with pytest.raises(UsageError, match="from:to within the array's 64 elements"):
+    with pytest.raises(UsageError, match="pairs from:to within the array's 64 elements"):
         Poisoned(np.ones((4, 16), "f4"), [(60, 65)])
 
 
@@ -159,3 +161,23 @@ def test_some_blocks_are_spread_over_the_grid(tmp_path: Path) -> None:
     assert partly.passed  # what other blocks write isn't missed
     with pytest.raises(UsageError, match="blocks"):
         fl.emulate_file(path, {"y": np.zeros(100, "i4")}, grid=100, block=1, blocks=0)
+
+
+def test_as_typed(tmp_path: Path) -> None:
+    path = tmp_path / "pool.cu"
+    path.write_text(POOL)
+    words = ["emulate", path, "--grid", 8, "--block", 1, "--blocks", 2, "--arg", "y=float32[64]:zeros", "--arg", "n=33"]
+    text = run("emulate", *words[1:], "--arg", "pool=float32[4,16]:zeros:poison(0:2,32:48)", code=1).stdout
+    assert "2 of 8 blocks ran: counts and findings are theirs alone" in text
+    assert "pool.cu:1: poison: thread 0 of block 0 reads what belongs to nobody (pool[0, 0] in HBM)" in text
+    for wrong in ("pool=float32[4,16]:poison(2)", "pool=float32[4,16]:poison(60:65)", "pool=3:poison(0:1)"):
+        assert "--arg pool" in run(*words, "--arg", wrong, code=2).stderr
+
+
+def test_the_first_build_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pool.cu"
+    path.write_text(POOL)
+    fl.emulate_file(path, {"pool": np.zeros(4, "f4"), "y": np.zeros(4, "f4"), "n": 4}, grid=1, block=1)
+    assert is_ready()
+    monkeypatch.setenv("FLASHLAB_CACHE", str(tmp_path / "empty"))
+    assert not is_ready()
