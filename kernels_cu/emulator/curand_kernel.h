@@ -71,7 +71,7 @@ inline double2 curand_box_muller_double(unsigned a, unsigned b, unsigned c, unsi
   const double u = curand_unit_double(a, b);
   const std::uint64_t z = std::uint64_t{c} ^ std::uint64_t{d} << (53 - 32);
   const double v = z * (1.1102230246251565e-16 * 2.0) + 1.1102230246251565e-16, s = std::sqrt(-2.0 * std::log(u));
-  return {s * std::sin(v * M_PI), s * std::cos(v * M_PI)};
+  return {s * std::sin(v * 3.14159265358979323846), s * std::cos(v * 3.14159265358979323846)};
 }
 
 }  // namespace emulator
