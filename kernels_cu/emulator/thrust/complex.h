@@ -1,6 +1,6 @@
 // thrust::complex
 #pragma once
-#include "../emu_hide_names.h"
+#include "emu_hide_names.h"
 
 #include "../complex_numbers.h"
 
@@ -8,4 +8,4 @@ namespace thrust {
 EMU_COMPLEX_NAMES
 }
 
-#include "../emu_show_names.h"
+#include "emu_show_names.h"
