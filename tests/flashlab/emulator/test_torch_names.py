@@ -123,3 +123,31 @@ def test_random_words_are_curands(tmp_path: Path) -> None:
         "e169c58d", "bc57ac4c", "9b00dbd8", "3f78e4cd", "df63bf5c", "b7932164", "59eea321", "3d4e148d",
         "ebc63fb7", "75da7152", "555de696", "3ebebaff", "9bd85016", "328c67e4", "539bcffe", "a3c82c13",
     ]  # fmt: skip
+
+
+CUPY = """
+#include <cupy/carray.cuh>
+#include <cupy/complex.cuh>
+#include <cupy/math_constants.h>
+#include <thrust/complex.h>
+#include <pycuda-complex.hpp>
+extern "C" __global__ void numbers(complex<float>* z, thrust::complex<double>* w, pycuda::complex<float>* v, float16* h) {
+  z[0] = z[0] * complex<float>(0, 1);
+  w[0] = exp(w[0]) / thrust::abs(w[0]) + CUDART_PI;
+  v[0] = conj(v[0]) - 1.f;
+  h[0] = __float2half(2.f);
+}
+"""
+
+
+def test_complex_numbers_of_cupy_thrust_and_pycuda(tmp_path: Path) -> None:
+    file = tmp_path / "cupy.cu"
+    file.write_text(CUPY)
+    one = 1 + 2j
+    given = [np.array([one], kind).view(part) for kind, part in (("c8", "f4"), ("c16", "f8"), ("c8", "f4"))]
+    run = fl.emulate_file(file, [*given, np.zeros(1, "f2")], grid=1, block=1)
+    assert run.passed, run
+    assert run.arrays["z"].view("c8") == one * 1j
+    assert abs(run.arrays["w"].view("c16")[0] - (np.exp(one) / abs(one) + np.pi)) < 1e-14
+    assert run.arrays["v"].view("c8") == one.conjugate() - 1
+    assert run.arrays["h"] == 2
