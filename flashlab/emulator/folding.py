@@ -253,6 +253,8 @@ class Module:
                 if isinstance(value, ast.AugAssign):
                     return self._added(values, known, depth)
                 return self.value(value, known, depth)
+            if (default := _default(scope, node.id)) is not None:
+                return self.value(default, known, depth)
             if scope is self.tree:
                 raise Unknown
             scope = self.scopes.get(scope, self.tree)
@@ -404,6 +406,23 @@ def _assigned(node: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
             return [(target, node.context_expr)]
         case _:
             return []
+
+
+def _default(scope: ast.AST, name: str) -> ast.expr | None:
+    """What a function's parameter is unless it is said. Raises `Unknown` for a parameter that is always said."""
+    if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return None
+    every = [*scope.args.posonlyargs, *scope.args.args]
+    pairs = [*zip(reversed(every), reversed(scope.args.defaults), strict=False)]
+    pairs += [
+        (arg, default) for arg, default in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True) if default
+    ]
+    for arg, default in pairs:
+        if arg.arg == name:
+            return default
+    if name in [arg.arg for arg in (*every, *scope.args.kwonlyargs)]:
+        raise Unknown
+    return None
 
 
 def _holds(value: ast.AST, node: ast.Name) -> bool:

@@ -33,8 +33,11 @@ DOORS = {
     "SourceModule": "source",
 }
 _OPTIONS = ("options", "extra_cuda_cflags", "extra_nvcc_flags", "nvcc_options")
-_TORCH = "#include <torch/types.h>\n"
-"""What `load_inline` puts before a source."""
+_BEFORE = {
+    "load_inline": "#include <torch/types.h>\n",
+    **dict.fromkeys(("RawKernel", "RawModule", "Program"), "#undef M_PI\n"),
+}
+"""What a door puts before a source: headers, or less than the host's own, as NVRTC has it."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def _given(module: Module) -> Iterator[Embedded]:
         whole = functools.reduce(lambda a, b: a + "\n" + b, texts)
         if isinstance(code, ast.Name | ast.Attribute):
             names.append(code.id if isinstance(code, ast.Name) else code.attr)
-        yield _made(whole, names, kernels, options, _TORCH if door == "load_inline" else "")
+        yield _made(whole, names, kernels, options, _BEFORE.get(door, ""))
 
 
 def _asked(module: Module, door: str, node: ast.Call, keywords: dict[str, ast.expr]) -> list[str]:

@@ -37,6 +37,7 @@ DOORS = {
     "file": "k = cp.RawKernel(open(os.path.join(os.path.dirname(__file__), 'k.cu')).read(), 'k')",
     "path": "k = cp.RawKernel(Path('k.cu').read_text(), 'k')",
     "import": "from other import CODE\nk = cp.RawKernel(CODE, 'k')",
+    "default": "def f(n, what='{code}'):\n  return cp.RawKernel(what, 'k')",
     "alone": "launch('''{code}''', 3)",
     "python_2": "print 'old'\nk = SourceModule('''{code}''')",
 }
