@@ -121,3 +121,17 @@ def test_a_macro_says_what_only_a_run_would_tell(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="only a run of mine.py would tell dtype: -D dtype=VALUE"):
         fl.emulate_file(path, [np.zeros(1)], grid=1, block=1)
     assert fl.emulate_file(path, [np.zeros(1)], grid=1, block=1, macros={"dtype": "double"}).arrays["x"] == 1
+
+
+@pytest.mark.compiler
+def test_a_kernel_in_a_string_is_attention(tmp_path: Path) -> None:
+    code = """__global__ void mean(const float* V, float* O, int N, int d) {
+  float sum = 0;
+  for (int i = 0; i < N; ++i) sum += V[blockIdx.x * N * d + i * d + threadIdx.x];
+  for (int i = 0; i < N; ++i) O[blockIdx.x * N * d + i * d + threadIdx.x] = sum / N;
+}"""
+    path = written(tmp_path, f"mean = cp.RawKernel('''{code}''', 'mean')")
+    mean = kernel_named(f"{path}:mean", {"grid": "batch * heads", "block": "head_dim"})
+    ran = mean.run(fl.Problem(batch=1, heads=2, len_q=8, head_dim=32, dtype="float32"))
+    assert ran.passed
+    assert ran.launched.total("hbm.read") == 2 * 8 * 32 * 4
