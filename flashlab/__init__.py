@@ -75,7 +75,7 @@ from simulator import (
 if TYPE_CHECKING:
     from flashlab import parallel as parallel
     from flashlab import testing as testing
-    from flashlab.emulator import Empty, FileRun, ProgramRun, emulate_file, run_program
+    from flashlab.emulator import Empty, FileRun, Poisoned, ProgramRun, emulate_file, run_program
     from flashlab.lessons import check, predict, progress
     from flashlab.run.backward import attention_backward
     from flashlab.run.blocks import block_mask
@@ -106,6 +106,7 @@ _LAZY = {
     "emulate": "flashlab.run.emulated",
     "emulate_file": "flashlab.emulator",
     "Empty": "flashlab.base.host",
+    "Poisoned": "flashlab.base.host",
     "FileRun": "flashlab.emulator",
     "ProgramRun": "flashlab.emulator",
     "run_program": "flashlab.emulator",
@@ -176,9 +177,9 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
-    "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
-    "ProgramRun", "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile",
-    "Sweep", "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention",
+    "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Poisoned", "Problem",
+    "Program", "ProgramRun", "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow",
+    "SramTile", "Sweep", "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "append_kv", "attention",
     "attention_backward", "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "copy_pages",
     "count", "emulate", "emulate_file", "kernel", "latent_chunk", "latent_problem", "load_inputs", "merge", "mla", "naive",
     "naive_loop", "plan", "player", "predict", "program", "progress", "quantize_cache", "random_inputs", "run_program", "sample",

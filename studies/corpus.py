@@ -1,6 +1,7 @@
 """Published kernels on the emulator: `python -m studies corpus CHECKOUT… [--jobs N]`.
 
-Every `.cu` file with a `__global__` below the checkouts is tried as it is: built, all its kernels at once (of templates the
+Every `.cu` file with a `__global__` below the checkouts is tried as it is (with `--python` every `.py` file with CUDA in a string,
+and each string of it): built, all its kernels at once (of templates the
 instances that the file names), then each kernel is run with generated arguments, in a process of its own with limits of time
 and memory. Nothing of the checkouts is copied; the result names their commits. `--jobs` files are tried at the same time. Native
 code of strangers runs here: use it on repositories that you trust.
@@ -9,8 +10,10 @@ code of strangers runs here: use it on repositories that you trust.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -30,6 +33,7 @@ from flashlab.base.process import end_child
 from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.library import Arena, Library, Parameter
 from flashlab.emulator.source import Survey
+from flashlab.emulator.strings import DOORS, Own, embedded
 from flashlab.measure import results
 from flashlab.measure.results import Kind, markdown_table
 from simulator.errors import Said, UsageError
@@ -72,15 +76,43 @@ def commit_of(checkout: Path) -> str:
     return asked.stdout.strip()
 
 
-def measured(checkouts: Sequence[Path], jobs: int = 1) -> list[dict[str, Any]]:
-    """What became of the `.cu` files of checkouts, as plain data for `CHECKOUT`. Raises `UsageError` for what is no checkout."""
+def sources_of(folder: Path, python: bool, most: int | None) -> list[Path]:
+    """The files of a checkout that hold kernels; of many `most`, spread evenly over their order."""
+    found: list[Path] = []
+    for path in sorted(folder.rglob("*.py" if python else "*.cu")):
+        if (
+            path.is_file()
+            and "__global__" in path.read_text(encoding="utf-8", errors="replace")
+            and (not python or _holds(path))
+        ):
+            found.append(path)
+    if most is None or len(found) <= most:
+        return found
+    return [found[i * len(found) // most] for i in range(most)]
+
+
+def _holds(path: Path) -> bool:
+    """Does a Python file give CUDA to one of the libraries that compile it?"""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        return not called.isdisjoint(DOORS) and bool(embedded(path))
+    except SyntaxError:  # of Python 2
+        words = re.findall(r"(\w+)\(", path.read_text(encoding="utf-8", errors="replace"))
+        return not DOORS.keys().isdisjoint(words) and bool(embedded(path))
+    except (UsageError, ValueError):
+        return False
+
+
+def measured(
+    checkouts: Sequence[Path], jobs: int = 1, python: bool = False, most: int | None = None
+) -> list[dict[str, Any]]:
+    """What became of the files of checkouts, as plain data for `CHECKOUT`. Raises `UsageError` for what is no checkout."""
     rows: list[dict[str, Any]] = []
     files: list[tuple[dict[str, Any], Path, Path]] = []
     for folder in checkouts:
         rows.append({"repository": folder.resolve().name.replace("__", "/"), "commit": commit_of(folder), "files": []})
-        sources = (path for path in sorted(folder.rglob("*.cu")) if path.is_file())
-        has = (path for path in sources if "__global__" in path.read_text(encoding="utf-8", errors="replace"))
-        files += [(rows[-1], folder, path) for path in has]
+        files += [(rows[-1], folder, path) for path in sources_of(folder, python, most)]
     stopped = Event()
     pool = ThreadPoolExecutor(jobs)
     try:
@@ -154,25 +186,49 @@ def child(path: Path, first: int) -> None:
         print(json.dumps({"corpus": line}), flush=True)
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    kernels: list[tuple[Library, Survey, str]] = []
     try:
-        found = survey(path)
-        names = entries_of(found)
-        library = build(path, entries=names)
+        for options in builds_of(path):
+            asked = options.pop("asked", ())
+            found = survey(path, **options)
+            names = entries_of(found, asked)
+            library = build(path, entries=names, **options)
+            kernels += [(library, found, name) for name in names]
     except (BuildError, UsageError) as error:
         lines = str(error).splitlines()  # what failed where, and the compiler's first error
         errors = [line.partition(" error: ")[2] for line in lines if " error: " in line]
         say(built=False, reason=" ".join([lines[0], *errors[:1]]), names=[])
         return
-    say(built=True, reason=None, names=names)
-    for name in names[first:]:
+    say(built=True, reason=None, names=[name for _, _, name in kernels])
+    for library, found, name in kernels[first:]:
         reason = run(library, found, name)
         say(name=name, ran=reason is None, reason=reason)
 
 
-def entries_of(found: Survey) -> list[str]:
-    """All kernels of a file, of each template the first instances that it names. Raises `UsageError` for a file without any."""
+def builds_of(path: Path) -> list[dict[str, Any]]:
+    """How a file is built: of a Python file each source in it, as the file says."""
+    if path.suffix != ".py":
+        return [{}]
+    options = [(source, Own.of(source.options, path)) for source in embedded(path)]
+    return [
+        {
+            "text": x.source,
+            "macros": own.macros,
+            "includes": own.includes,
+            "std": own.std or "c++17",
+            "asked": x.kernels,
+        }
+        for x, own in options
+    ]
+
+
+def entries_of(found: Survey, asked: Sequence[str] = ()) -> list[str]:
+    """All kernels of a file, of each template the first instances that it names, or that are `asked` for.
+
+    Raises `UsageError` for a file without any.
+    """
     names = [kernel.name for kernel in found.kernels]
-    entries: list[str] = []
+    entries = [name for name in asked if "<" in name][:_MOST_INSTANCES]
     for kernel in found.kernels:
         if not kernel.template and names.count(kernel.name) == 1:
             entries.append(kernel.name)
@@ -260,6 +316,8 @@ def main(words: Sequence[str]) -> None:
         return
     parser = argparse.ArgumentParser("python -m studies corpus", description=KIND.holds)
     parser.add_argument("checkouts", nargs="+", metavar="CHECKOUT", type=Path, help="a repository's folder")
+    parser.add_argument("--python", action="store_true", help="try their .py files with CUDA in strings")
+    parser.add_argument("--most", type=int, help="of a repository with more files so many, spread evenly")
     parser.add_argument("--subject", default="repositories", help="a word for them, for the file's name")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files tried at the same time (the cores)")
     parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
@@ -267,5 +325,5 @@ def main(words: Sequence[str]) -> None:
     given = parser.parse_args(words)
     if given.jobs < 1:
         raise UsageError("jobs", given.jobs, "a number from 1 on")
-    data = {"checkouts": measured(given.checkouts, given.jobs)}
+    data = {"checkouts": measured(given.checkouts, given.jobs, given.python, given.most)}
     print(results.save(KIND, [], data, subject=given.subject, folder=given.out, replace=given.force))

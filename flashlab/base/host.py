@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,6 +25,7 @@ from simulator.problem import FP8
 __all__ = [
     "UNREADABLE",
     "Empty",
+    "Poisoned",
     "asked_by_torch",
     "autocast",
     "check_no_grad",
@@ -70,6 +73,35 @@ class Empty:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """An array of which parts belong to nobody: each is a pair of elements, from and to, as `array.reshape(-1)[32:64]` has them.
+
+    A kernel that reads or writes there is found.
+
+    >>> Poisoned(np.zeros((2, 64), "float32"), [(32, 64)]).parts
+    ((32, 64),)
+    """
+
+    values: Any
+    parts: tuple[tuple[int, int], ...]
+
+    def __init__(self, values: Any, parts: Iterable[tuple[int, int]]) -> None:
+        if not isinstance(values, Empty) and not is_array(values):
+            raise UsageError("values", values, _ACCEPTED)
+        size = math.prod(values.shape)
+        accepted = f"pairs from:to within the array's {size:,} elements"
+        try:
+            pairs = tuple((operator.index(start), operator.index(stop)) for start, stop in parts)
+        except (TypeError, ValueError):
+            raise UsageError("parts", parts, accepted) from None
+        for start, stop in pairs:
+            if not 0 <= start < stop <= size:
+                raise UsageError("parts", f"{start}:{stop}", accepted)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "parts", pairs)
 
 
 UNREADABLE = AttributeError, BufferError, TypeError, RuntimeError, ValueError

@@ -314,7 +314,8 @@ def verify(
         str,
         typer.Argument(
             help="An algorithm, a tile program (my_file.py:my_program), another library's kernel by its name here "
-            "(such as sdpa), any package:function, or a kernel of a CUDA source (flash.cu:forward), on the emulator.",
+            "(such as sdpa), any package:function, or a kernel of a CUDA source, on the emulator: flash.cu:forward, or "
+            "flash.py:forward if it stands in a string.",
             autocompletion=completion.targets,
         ),
     ] = "flash2",

@@ -320,7 +320,24 @@ class EmulateFile(Document):
     notes: tuple[str, ...]
 
 
-class Emulate(RootModel[EmulateAlgorithm | EmulateFile]):
+class ScriptLaunch(Data):
+    """A launch by a script."""
+
+    passed: bool
+    launch: Emulated
+    unwritten: dict[str, int]
+    notes: tuple[str, ...]
+
+
+class EmulateScript(Document):
+    """A script whose kernels the emulator ran. `error` says what ended it, if anything did."""
+
+    passed: bool
+    launches: tuple[ScriptLaunch, ...]
+    error: str | None
+
+
+class Emulate(RootModel[EmulateAlgorithm | EmulateFile | EmulateScript]):
     """What the emulator found."""
 
 

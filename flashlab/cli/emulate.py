@@ -20,13 +20,15 @@ from simulator.errors import UsageError, unknown
 from simulator.memory import check_memory
 
 if TYPE_CHECKING:
-    from flashlab.emulator import Launched
+    from flashlab.emulator import FileRun, Launched
     from flashlab.run.emulated import Emulation
     from simulator import Problem
 
-_FILE = "A .cu file"
+_FILE = "A .cu file, or a .py file with CUDA in a string"
+_FILES = re.compile(r"\.cu$|\.py(:.+)?$")
 _FILE_SECONDS = 60
 _WORDS = {"null": None, "nullptr": None, "true": True, "false": False}
+_POISON = re.compile(r":poison\((\d+:\d+(?:,\d+:\d+)*)\)$")
 _ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+)(?:\((.*)\))?)?$")
 
 
@@ -36,6 +38,7 @@ def register(app: typer.Typer) -> None:
         emulate,
         "flashlab emulate flash2 --len-q 256 --causal",
         "flashlab emulate sums.cu --grid 4 --block 128 --arg 'x=float32[512]'",
+        "flashlab emulate mine.py:scale --grid 4 --block 128 --arg 'x=float32[512]'",
         "flashlab emulate attention.cu --as flash2 --len-q 100",
     )
 
@@ -44,7 +47,11 @@ def emulate(
     problem: ProblemOptions,
     run: RunOptions,
     target: Annotated[
-        str, typer.Argument(help="An algorithm, or a .cu file.", autocompletion=completion.algorithms)
+        str,
+        typer.Argument(
+            help="An algorithm, a .cu file, or a .py file with CUDA in a string: FILE.py:kernel.",
+            autocompletion=completion.algorithms,
+        ),
     ] = "flash2",
     stands_for: Annotated[
         str | None,
@@ -67,12 +74,17 @@ def emulate(
         int | None,
         typer.Option(help="Dynamic shared memory, bytes per block; likewise.", rich_help_panel=_FILE),
     ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Run only N of the grid's blocks, spread over it.", rich_help_panel=_FILE),
+    ] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
             help="A parameter: a number, float32\\[100,64] (random; with :zeros, :full(-inf) or :out behind it, "
-            "zeros, a value, or an array for the kernel to fill), or x.npy.",
+            "zeros, a value, or an array for the kernel to fill), or x.npy; with :poison(32:64) elements 32 to 63 belong to "
+            "nobody.",
             rich_help_panel=_FILE,
         ),
     ] = None,
@@ -107,24 +119,55 @@ def emulate(
         str | None,
         typer.Option(metavar="FILE.npz", help="Save the arrays as the kernel left them.", rich_help_panel=_FILE),
     ] = None,
+    script: Annotated[
+        bool,
+        typer.Option(
+            "--run",
+            help="Run the .py file itself, its CuPy kernels on the emulator, with memory as it lies.",
+            rich_help_panel=_FILE,
+        ),
+    ] = False,
     force: Force = False,
     sanitize: Annotated[bool, typer.Option("--sanitize/--no-sanitize", help="Look for misuse.")] = True,
     json: Json = False,
 ) -> None:
     """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. It needs a C++ compiler, no GPU."""
-    if target.endswith(".cu") and stands_for is None:
+    if script:
+        if not target.endswith(".py") or stands_for is not None:
+            raise UsageError("--run", target, "a .py file: only a script runs as a whole")
         _refuse_without_meaning(problem, run)
-        read = [target, *(options.named("--arg", each)[1] for each in (*(arg or ()), *(symbol or ())))]
+        others: dict[str, Any] = {
+            "--kernel": kernel,
+            "--grid": grid,
+            "--block": block,
+            "--sram": sram,
+            "--arg": arg,
+            "--symbol": symbol,
+            "--out": out,
+        }
+        for name, value in others.items():
+            if value is not None:
+                raise UsageError(name, value, "nothing: a script says it with --run")
+        with options.compiling():
+            limit = _FILE_SECONDS if time_limit is None else time_limit
+            _run_script(target, _compiled(define, include, std) | {
+                "blocks": blocks, "device": run.device, "sanitize": sanitize, "time_limit": limit}, json)  # fmt: skip
+        return
+    if _FILES.search(target) and stands_for is None:
+        _refuse_without_meaning(problem, run)
+        read = [
+            target.partition(":")[0] if ".py:" in target else target,
+            *(options.named("--arg", each)[1] for each in (*(arg or ()), *(symbol or ()))),
+        ]
         options.check_outputs({"--out": (out, (".npz",))}, inputs=read, force=force)
         given: dict[str, Any] = {
             "kernel": kernel,
             "grid": grid and options.values("--grid", grid, int),
             "block": block and options.values("--block", block, int),
             "sram": sram,
-            "macros": dict(options.named("--define", each, default="1") for each in define or []),
+            "blocks": blocks,
+            **_compiled(define, include, std),
             "symbols": values("--symbol", symbol or []),
-            "includes": include or [],
-            "std": std or "c++17",
             "device": run.device,
             "sanitize": sanitize,
             "time_limit": _FILE_SECONDS if time_limit is None else time_limit,
@@ -133,12 +176,13 @@ def emulate(
             _run_file(target, values("--arg", arg or []), given, out, json)
         return
     if stands_for is None and target not in catalogue.CATALOGUE:
-        raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu"])
-    others: dict[str, Any] = {
+        raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu or .py"])
+    others = {
         "--kernel": kernel,
         "--grid": grid,
         "--block": block,
         "--sram": sram,
+        "--blocks": blocks,
         "--arg": arg,
         "--define": define,
         "--symbol": symbol,
@@ -152,6 +196,12 @@ def emulate(
     seconds = (_FILE_SECONDS if stands_for else 0) if time_limit is None else time_limit
     with options.compiling():
         _run_algorithm(stands_for or target, target if stands_for else None, problem, run, seconds, sanitize, json)
+
+
+def _compiled(define: Sequence[str] | None, include: Sequence[str] | None, std: str | None) -> dict[str, Any]:
+    """How a file is compiled."""
+    macros = dict(options.named("--define", each, default="1") for each in define or [])
+    return {"macros": macros, "includes": include or [], "std": std or "c++17"}
 
 
 def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
@@ -242,15 +292,29 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
     if json:
         output.document(done.to_dict())
     else:
-        print_launch(done.launched)
-        for note in done.notes:
-            tables.line(note)
-        if done.launched.plain:
-            tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
-        _note(done.launched)
+        _print_file(done)
         verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(2 if done.launched.unfinished else 1)
+
+
+def _run_script(path: str, given: dict[str, Any], json: bool) -> None:
+    from flashlab.emulator.apart import run_script_apart
+
+    with progress.busy("running"), redirect_stdout(sys.stderr if json else sys.stdout):
+        done = run_script_apart(path, **given)
+    if json:
+        output.document(done.to_dict())
+    else:
+        for launch in done.launches:
+            _print_file(launch)
+        complaints = [each for launch in done.launches for each in launch.complaints()]
+        if done.error is not None:
+            complaints.append(f"the script failed: {done.error}")
+        n = len(done.launches)
+        verdict(complaints, f"no misuse in {n} launch{'es' if n != 1 else ''}")
+    if not done.passed:
+        raise typer.Exit(2 if any(launch.launched.unfinished for launch in done.launches) else 1)
 
 
 def values(option: str, texts: Iterable[str]) -> dict[str, Any]:
@@ -267,7 +331,7 @@ def _value(name: str, text: str) -> Any:
     """A parameter's value from its text: a number, an array from a file, or an array described by dtype and shape."""
     import numpy as np
 
-    from flashlab.emulator import Empty
+    from flashlab.emulator import Empty, Poisoned
     from simulator.dtypes import numpy_dtype
 
     for kind in (int, float):
@@ -277,6 +341,10 @@ def _value(name: str, text: str) -> Any:
             pass
     if text in _WORDS:
         return _WORDS[text]
+    if found := _POISON.search(text):
+        parts = [tuple(int(n) for n in part.split(":")) for part in found[1].split(",")]
+        with options.spelled(parts=name, values=name):
+            return Poisoned(_value(name, text[: found.start()]), [(start, stop) for start, stop in parts])
     file, _, key = text.partition(":")
     if file.endswith((".npy", ".npz")):
         try:
@@ -292,6 +360,10 @@ def _value(name: str, text: str) -> Any:
         except Exception as error:  # parsers of a stranger's file raise a dozen kinds
             raise UsageError(name, text, f"NumPy arrays in a file ({error or type(error).__name__})") from None
     accepted = "a number, DTYPE[SHAPE] as in float32[100,64] (random), with :zeros, :full(VALUE) or :out behind it, or a .npy file"
+    if "poison" in text:
+        raise UsageError(
+            name, text, "elements from and to in :poison(…) at the end, as in float32[128]:poison(32:64,96:128)"
+        )
     match = _ARRAY.match(text)
     if not match or match[3] not in (None, "zeros", "out", "random", "full"):
         raise UsageError(name, text, accepted)
@@ -346,6 +418,15 @@ def print_launch(launched: Launched, title: str | None = None) -> None:
     ]
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
     tables.table(title or launched.kernel, columns, rows, left=3)
+
+
+def _print_file(done: FileRun) -> None:
+    print_launch(done.launched)
+    for note in done.notes:
+        tables.line(note)
+    if done.launched.plain:
+        tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
+    _note(done.launched)
 
 
 def _note(launched: Launched) -> None:

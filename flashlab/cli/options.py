@@ -22,6 +22,7 @@ import typer
 
 from flashlab.base.files import check_file
 from flashlab.cli import completion, output
+from flashlab.views import progress
 from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.operations.attention import ATTENTION
@@ -325,13 +326,14 @@ def algorithm(text: str) -> str | Program:
 
 
 def named(option: str, text: str, default: str | None = None) -> tuple[str, str]:
-    """A name and the text of its value.
+    """A name and the text of its value. An argument's name may be that of a struct's member, as `p.x`.
 
     >>> named("--arg", "n=100"), named("--define", "FAST", default="1")
     (('n', '100'), ('FAST', '1'))
     """
     name, equals, value = text.partition("=")
-    if not name.isidentifier() or not (equals or default):
+    parts = name.split(".") if option == "--arg" else [name]
+    if not all(part.isidentifier() for part in parts) or not (equals or default):
         raise UsageError(option, text, "NAME=VALUE")
     return name, value if equals else default or ""
 
@@ -364,11 +366,16 @@ def check_outputs(
 
 @contextmanager
 def compiling() -> Generator[None]:
-    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it."""
+    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it.
+
+    The emulator's runtime is built with the first kernel. That takes a while, so it is said.
+    """
     from flashlab.emulator import BuildError
+    from flashlab.emulator.build import is_ready
 
     try:
-        yield
+        with progress.remark("" if is_ready() else "flashlab: the emulator is built first, once for all kernels"):
+            yield
     except BuildError as error:
         output.remark(f"flashlab: {error}")
         raise typer.Exit(2) from None

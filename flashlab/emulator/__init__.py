@@ -16,7 +16,7 @@ if IN_A_BROWSER:  # before ctypes is missed
     )
 
 from flashlab.emulator.build import BuildError, build
-from flashlab.emulator.files import Empty, FileRun, emulate_file
+from flashlab.emulator.files import Empty, FileRun, Poisoned, emulate_file
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved
 from flashlab.emulator.maps import tensor_map
 from flashlab.emulator.programs import ProgramRun, run_program
@@ -24,6 +24,6 @@ from flashlab.emulator.source import kernels_of
 from flashlab.emulator.textures import Texture
 
 __all__ = [
-    "Arena", "BuildError", "Empty", "FileRun", "Finding", "Launched", "Library", "Line", "Moved", "ProgramRun", "Texture",
-    "build", "emulate_file", "kernels_of", "run_program", "tensor_map",
+    "Arena", "BuildError", "Empty", "FileRun", "Finding", "Launched", "Library", "Line", "Moved", "Poisoned", "ProgramRun",
+    "Texture", "build", "emulate_file", "kernels_of", "run_program", "tensor_map",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs a kernel of somebody's file in a process of its own."""
+"""Runs a kernel of somebody's file, or somebody's script, in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, cast
 from flashlab.base.apart import Ended, call_apart
 from flashlab.emulator.files import FileRun, emulate_file
 from flashlab.emulator.library import Finding, Launched
+from flashlab.emulator.scripts import ScriptRun, run_script
 
-__all__ = ["MEMORY", "emulate_apart", "patience"]
+__all__ = ["MEMORY", "emulate_apart", "patience", "run_script_apart"]
 
 MEMORY = 64 << 30
 """Bytes of address space. Most of it is the lanes' stacks, 576 KB each, of which little is ever touched."""
@@ -46,3 +47,17 @@ def emulate_apart(path: Path | str, arguments: Mapping[str, Any], **given: Any) 
         return FileRun({}, Launched(name, (), (finding,), 0, 0, 0, 0, stopped=True), {})
     print(answer.printed, end="")
     return cast(FileRun, answer.value)
+
+
+def run_script_apart(path: Path | str, **given: Any) -> ScriptRun:
+    """What `run_script` does with the same arguments, in a child process with limits of time and memory.
+
+    If the child dies, that is the script's error. Raises what `run_script` raises.
+    """
+    try:
+        answer = call_apart(run_script, path, seconds=patience(given.get("time_limit", 60)), memory=MEMORY, **given)
+    except Ended as ended:
+        print(ended.printed, end="")
+        return ScriptRun((), str(ended))
+    print(answer.printed, end="")
+    return cast(ScriptRun, answer.value)

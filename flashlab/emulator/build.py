@@ -23,6 +23,7 @@ import kernels_cu
 from flashlab.base import cache
 from flashlab.emulator import scan
 from flashlab.emulator.host import host_function
+from flashlab.emulator.indices import index_lines
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.prefix import options_of, precompiled
@@ -30,7 +31,7 @@ from flashlab.emulator.source import BuildError, Source, Survey, above, explaine
 from flashlab.emulator.unset import PATTERN, UNROLLED, unrolled, warnings_of
 from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build", "build_program", "compiler", "parsed", "survey"]
+__all__ = ["BuildError", "build", "build_program", "compiler", "is_ready", "parsed", "survey"]
 
 STANDARDS = {"c++14": "c++17", "c++17": "c++17", "c++20": "c++20"}
 """What `std` may be, and the standard by which a source is compiled: the emulator itself needs C++17."""
@@ -69,9 +70,11 @@ _CLANG = (
 )
 _WATCH = (
     # calls, which the runtime defines: for every plain load and store, before an index past its array or a division by
-    # zero, and for every basic block, so that a loop without end is noticed
+    # zero, after a signed integer wrapped, and for every basic block, so that a loop without end is noticed
     "-fsanitize=thread",
     "-fsanitize=bounds,integer-divide-by-zero",
+    "-fsanitize=signed-integer-overflow",  # which wraps in spite of the next option, and says so
+    "-fno-wrapv",
     "-fsanitize-coverage=trace-pc",
     # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
     "-fno-tree-vectorize",
@@ -103,16 +106,16 @@ _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
 
 def build(
     path: Path, macros: Iterable[str] = (), *, arch: int = 900, entries: Sequence[str] | None = None, watch: bool = True,
-    includes: Iterable[Path | str] = (), std: str = "c++17",
+    includes: Iterable[Path | str] = (), std: str = "c++17", text: str | None = None,
 ) -> Library:  # fmt: skip
-    """The library of a `.cu` file, built or from the cache.
+    """The library of a `.cu` file, built or from the cache. `text` is its text, if it isn't the whole file's.
 
     `macros` as compiler options, `arch` what `__CUDA_ARCH__` is, `entries` kernels by name (None: all of the file;
     `name<args>` instantiates a template). `watch` has the compiler report plain loads and stores; kernels that touch
     memory through the primitives alone run faster without. `includes` are folders of headers, `std` is one of `STANDARDS`.
     Raises `BuildError`, and `Unavailable` without a compiler.
     """
-    text, path = read(path), path.resolve()
+    text, path = read(path) if text is None else text, path.resolve()
     folders = [Path(folder).resolve() for folder in includes]
     command = _command(path, macros, folders, arch=arch, std=std)
     digest = _digest(path, text, folders)
@@ -155,10 +158,11 @@ def build_program(
 
 
 def survey(
-    path: Path, macros: Iterable[str] = (), *, arch: int = 900, includes: Iterable[Path | str] = (), std: str = "c++17"
-) -> Survey:
+    path: Path, macros: Iterable[str] = (), *, arch: int = 900, includes: Iterable[Path | str] = (), std: str = "c++17",
+    text: str | None = None,
+) -> Survey:  # fmt: skip
     """The kernels of a source and their launches, as `build` would see them. Raises as `build` does."""
-    text = read(path)
+    text = read(path) if text is None else text
     folders = [Path(folder).resolve() for folder in includes]
     command = _command(path.resolve(), macros, folders, arch=arch, std=std)
     return _survey(path.resolve(), text, command, _digest(path, text, folders))
@@ -258,7 +262,10 @@ def _make(
         if nbytes > _MOST_STATIC:
             accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
             raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
-    sites = {"places": places, "statics": statics, "unset": warnings_of(done.stderr) if _fills() else None}
+    sites = {
+        "places": places, "statics": statics, "unset": warnings_of(done.stderr) if _fills() else None,
+        "indices": index_lines(source, entries) if watch else [],
+    }  # fmt: skip
     (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
     for name in ("kernel.cpp", "kernel.o"):
         (work / name).unlink()
@@ -342,12 +349,10 @@ def _statics(library: Path, kernel: Path) -> list[tuple[str, int, int]]:
 
 def _runtime() -> list[Path]:
     """The objects of the runtime, the same for every kernel; each is built once for its source and the headers."""
-    here = kernels_cu.emulator_dir()
-    headers = [header.read_bytes() for header in sorted(here.glob("*.h"))]
+    keys = _runtime_keys()
 
     def object_of(source: Path) -> Path:
-        name = f"{source.stem}.o"
-        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes())
+        name, key = f"{source.stem}.o", keys[source]
 
         def make(work: Path) -> None:
             done = _compiled([compiler()[0], *_RUNTIME_FLAGS, str(source), "-o", str(work / name)])
@@ -357,9 +362,22 @@ def _runtime() -> list[Path]:
         return cache.entry("runtime", key, make) / name
 
     # in any order: processes that begin at the same time then share the work
-    sources = random.sample(found := sorted(here.glob("*.cpp")), len(found))
+    sources = random.sample(list(keys), len(keys))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return sorted(pool.map(object_of, sources), key=lambda made: made.name)
+
+
+def _runtime_keys() -> dict[Path, str]:
+    """The sources of the runtime, and the names of their objects in the cache."""
+    here = kernels_cu.emulator_dir()
+    headers = [header.read_bytes() for header in sorted(here.glob("*.h"))]
+    flags = (compiler()[1], *_RUNTIME_FLAGS)
+    return {source: cache.digest(*flags, *headers, source.read_bytes()) for source in sorted(here.glob("*.cpp"))}
+
+
+def is_ready() -> bool:
+    """Has the runtime been built? It is the same for every kernel."""
+    return all((cache.folder() / "runtime" / key).exists() for key in _runtime_keys().values())
 
 
 def _digest_of_sources(*folders: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,31 +13,36 @@ from typing import Any, cast
 import numpy as np
 
 from flashlab.base.files import path_of
-from flashlab.base.host import Empty, is_array, to_numpy
+from flashlab.base.host import Empty, Poisoned, is_array, to_numpy
+from flashlab.emulator import arguments as args
 from flashlab.emulator import scan
 from flashlab.emulator import symbols as device_data
 from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.launches import Launch
-from flashlab.emulator.library import Arena, Launched, Library, Parameter, check_limits
-from flashlab.emulator.source import Kernel, Survey
-from flashlab.emulator.symbols import number
-from flashlab.emulator.textures import TEXTURE, Texture
+from flashlab.emulator.library import Arena, Launched, Library, check_limits
+from flashlab.emulator.source import Kernel, Survey, read
+from flashlab.emulator.strings import Located, located
+from flashlab.emulator.textures import Texture
 from flashlab.emulator.unset import unset_local
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError, unknown
-from simulator.fields import flag, listed
+from simulator.errors import UsageError
+from simulator.fields import flag, integer, listed
 
-__all__ = ["Empty", "FileRun", "bytes_of", "emulate_file", "options_of_build", "packed", "parameters_of"]
+__all__ = [
+    "Empty",
+    "FileRun",
+    "Poisoned",
+    "emulate_file",
+    "emulate_source",
+    "options_of_build",
+    "packed",
+    "parameters_of",
+]
 
 _MOST_THREADS = 1024
 _MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
-_NUMBERS: Mapping[tuple[str, int], str] = {
-    **{("i", n): f"i{n}" for n in (1, 2, 4, 8)},
-    **{("u", n): f"u{n}" for n in (1, 2, 4, 8)},
-    **{("f", n): f"f{n}" for n in (4, 8)},
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +51,7 @@ class FileRun:
 
     `unwritten` gives, for each `Empty` array with gaps, how many of its bytes no thread wrote. It stays empty after a
     launch that was stopped. `symbols` are the `__constant__` and `__device__` variables that the kernel uses, as it left
-    them. `notes` say what was taken from the file's own launches.
+    them. `notes` say what was taken from the file's own launches, and what else the caller should know.
 
     >>> _ = Path("half.cu").write_text("__global__ void half(float* y) { y[threadIdx.x] = 0; }")
     >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
@@ -85,19 +92,21 @@ class FileRun:
 
 
 def emulate_file(
-    path: Path | str, arguments: Mapping[str, Any], *, grid: int | Sequence[int] | None = None,
+    path: Path | str, arguments: Mapping[str, Any] | Sequence[Any], *, grid: int | Sequence[int] | None = None,
     block: int | Sequence[int] | None = None, kernel: str | None = None, sram: int | None = None,
     macros: Mapping[str, object] | None = None, includes: Sequence[Path | str] = (), std: str = "c++17",
     symbols: Mapping[str, Any] | None = None, device: Device | str = "h100", sanitize: bool = True,
-    workers: int | None = None, time_limit: float = 60,
+    workers: int | None = None, time_limit: float = 60, blocks: int | None = None,
 ) -> FileRun:  # fmt: skip
-    """Run one kernel of a `.cu` file on the CPU, and check every access.
+    """Run one kernel of a `.cu` file, or of a string in a Python file, on the CPU, and check every access.
 
     The file may be as it was published: what the kernel doesn't use, as host code, is left out, and a header that isn't
-    found counts as empty.
+    found counts as empty. A Python file is read, never run: `FILE.py:name` is a kernel in one of its strings, or what the file
+    binds such a string to.
 
-    `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
-    may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for texture objects.
+    `arguments` maps the parameters' names (or lists, in their order) to numbers, arrays of NumPy, CuPy, torch or JAX (which are
+    copied; the kernel may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for
+    texture objects.
     `grid` (blocks) and `block` (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in
     bytes per block; what is left
     out is that of the file's own launches of the kernel, where they say it in constants (`notes` tell). `kernel` may be left
@@ -105,7 +114,8 @@ def emulate_file(
     defined for the compiler, `includes` are folders of headers, `std` is c++14, c++17 or c++20. `symbols` are values for
     `__constant__` and `__device__` variables by name; the others begin as the source has them. `workers` is how many CPU
     threads share the blocks (default: one per core). A kernel that still runs after `time_limit` seconds of processor
-    time (0: no limit) is stopped, which is a finding.
+    time (0: no limit) is stopped, which is a finding. Of a large grid only so many `blocks` may run, spread over it:
+    counts and findings are then theirs alone.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
@@ -115,40 +125,72 @@ def emulate_file(
     >>> run.passed, float(run.arrays["y"].sum()), run.launched.total("hbm.read")
     (True, 128.0, 256)
     """
-    path = path_of("file", path)
-    for argument, given in (("arguments", arguments), ("macros", macros), ("symbols", symbols)):
+    return emulate_source(
+        located(path, kernel), arguments, grid=grid, block=block, sram=sram, macros=macros, includes=includes, std=std,
+        symbols=symbols, device=device, sanitize=sanitize, workers=workers, time_limit=time_limit, blocks=blocks,
+    )  # fmt: skip
+
+
+def emulate_source(
+    source: Located, arguments: Mapping[str, Any] | Sequence[Any], *, grid: Any = None, block: Any = None,
+    sram: int | None = None, macros: Mapping[str, object] | None = None, includes: Sequence[Path | str] = (),
+    std: str = "c++17", symbols: Mapping[str, Any] | None = None, device: Device | str = "h100", sanitize: bool = True,
+    workers: int | None = None, time_limit: float = 60, blocks: int | None = None,
+) -> FileRun:  # fmt: skip
+    """What `emulate_file` does, for a source that was found. Arguments may be `AsItLies`."""
+    path, own = source.path, source.own
+    if not isinstance(arguments, Mapping | list | tuple):
+        raise UsageError("arguments", arguments, "a dictionary, a value for each name, or a list of values in order")
+    for argument, given in (("macros", macros), ("symbols", symbols)):
         if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(argument, given, "a dictionary, a value for each name")
     where = Device.named(device)
     check_limits(workers, time_limit)
     sanitize = flag("sanitize", sanitize)
     _check_limits(grid, block, sram, where)
-    options = options_of_build(where, macros, includes, std)
+    if blocks is not None:
+        integer("blocks", blocks, 1)
+    options = options_of_build(where, macros, includes, max(std, own.std))
+    options |= {
+        "macros": [*own.macros, *options["macros"]], "includes": [*options["includes"], *own.includes], "text": source.text,
+    }  # fmt: skip
     found = survey(path, **options)
-    chosen, entry = _chosen(found, kernel, path)
-    blocks, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
-    _check_limits(blocks, threads, dynamic, where)
-    library = _built(path, entry, chosen, found, options)
-    arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
+    chosen, entry = _chosen(found, source.kernel, path)
+    extent, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
+    _check_limits(extent, threads, dynamic, where)
+    whole_grid = math.prod(_three(extent))
+    partial_grid = blocks is not None and blocks < whole_grid
+    if partial_grid:
+        notes = (*notes, f"{blocks:,} of {whole_grid:,} blocks ran: counts and findings are theirs alone")
+    try:
+        library = _built(path, entry, chosen, found, options)
+    except BuildError as error:
+        if missing := [name for name in sorted(source.unknown) if re.search(rf"[‘'`]{name}[’']", str(error))]:
+            told = ", ".join(f"-D {name}=VALUE" for name in missing)
+            raise BuildError(f"{error}\nonly a run of {path.name} would tell {', '.join(missing)}: {told}") from None
+        raise
+    names = [name or f"arg{i}" for i, name in enumerate(chosen.parameters)]
+    arguments = {key: args.on_host(key, x) for key, x in args.named(arguments, names).items()}
     values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
 
     def launch(library: Library, **how: Any) -> tuple[Launched, Arena]:
         arena = Arena()
-        given = _given(library, entry, chosen.parameters, arguments, arena)
+        given = args.given(library, entry, chosen.parameters, arguments, arena)
         device_data.reset(library, values)
-        sizes: Any = {"sram": dynamic, "time_limit": time_limit}
-        return library.launch(entry, _three(blocks), _three(threads), given, arena, **sizes, **how), arena
+        sizes: Any = {"sram": dynamic, "time_limit": time_limit, "blocks": blocks if partial_grid else 0}
+        return library.launch(entry, _three(extent), _three(threads), given, arena, **sizes, **how), arena
 
     launched, arena = launch(library, sanitize=sanitize, workers=workers)
     left: dict[str, Array] = {}
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
-        if isinstance(arguments[key], Texture):  # only read
+        whole = arguments[key]
+        if isinstance(whole, Texture | args.AsItLies):  # the first is only read, the second the caller's own
             continue
-        value = cast("Array | Empty", arguments[key])
+        value = cast("Array | Empty", whole.values if isinstance(whole, Poisoned) else whole)
         dtype = numpy_dtype(value.dtype) if isinstance(value, Empty) else value.dtype
         left[key] = buffer.data.copy().view(dtype).reshape(value.shape)
-        judged = isinstance(value, Empty) and sanitize and not launched.stopped
+        judged = isinstance(value, Empty) and sanitize and not launched.stopped and not partial_grid
         if judged and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
     data = device_data.get(library)
@@ -160,7 +202,8 @@ def emulate_file(
     if sanitize and not launched.findings:
         repeated = partial(launch, sanitize=False, workers=1)
         launched = replace(launched, findings=unset_local(library, entry, left, arena, rebuilt, repeated))
-    return FileRun(left, launched, unwritten, data, notes)
+    arena.bring_back()
+    return FileRun(left, launched, unwritten, data, (*notes, *args.notes_on(library, entry, arguments, names)))
 
 
 def options_of_build(
@@ -266,7 +309,7 @@ def _why(values: Mapping[Any, None], launched: Sequence[Launch], kernel: Kernel)
     places = ", ".join(dict.fromkeys(f"{Path(x.file).name}:{x.line}" for x in launched))
     if len(values) > 1 and None not in values:
         return f": the file launches {kernel.name} with {' and '.join(map(_spelled, values))} ({places})"
-    return f", as in 8 or 8,2: at {places} it hangs on more than constants"
+    return f", as in 8 or 8,2: at {places} the file works it out from more than constants"
 
 
 def _three(extent: int | Sequence[int]) -> Sequence[int]:
@@ -280,7 +323,7 @@ def _built(path: Path, entry: str, kernel: Kernel, found: Survey, options: Mappi
     """The library of a kernel. All kernels of a file that are no templates share one, if they build together."""
     names = [each.name for each in found.kernels if not each.template]
     together = [name for name in names if names.count(name) == 1]
-    key = path.resolve(), path.read_text(encoding="utf-8-sig"), repr(options)
+    key = path.resolve(), read(path), repr(options)
     if len(together) > 1 and entry in together and key not in _refused:
         try:
             return build(path, entries=together, **options)
@@ -297,7 +340,7 @@ def packed(path: Path, kernel: str, arguments: Mapping[str, Any]) -> tuple[list[
     found, arena = survey(path), Arena()
     chosen, entry = _chosen(found, kernel, path)
     library = _built(path, entry, chosen, found, {})
-    return _given(library, entry, chosen.parameters, arguments, arena), arena
+    return args.given(library, entry, chosen.parameters, arguments, arena), arena
 
 
 def parameters_of(text: str, kernel: str) -> list[str]:
@@ -329,73 +372,3 @@ def _extent(name: str, given: int | Sequence[int], most: tuple[int, int, int]) -
     if x > most[0] or y > most[1] or z > most[2]:
         raise UsageError(name, given, f"at most {most[0]:,} × {most[1]:,} × {most[2]:,}")
     return x, y, z
-
-
-def _given(
-    library: Library, kernel: str, names: Sequence[str], arguments: Mapping[str, Any], arena: Arena
-) -> list[bytes]:
-    """The parameters' bytes, in order. Arrays are copied into the arena, and their parameter holds the pointer."""
-    wanted = library.parameters(kernel)
-    if len(names) != len(wanted):
-        names = [""] * len(wanted)
-    names = [name or f"arg{i}" for i, name in enumerate(names)]
-    for name in arguments:
-        if name not in names:
-            raise unknown("argument", name, names)
-    if missing := [name for name in names if name not in arguments]:
-        raise UsageError("arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}, as {kernel} has")
-    return [bytes_of(arena, name, arguments[name], wish) for name, wish in zip(names, wanted, strict=True)]
-
-
-def bytes_of(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
-    """A parameter's bytes. An array is copied into the arena, and the bytes are its address. Raises `UsageError`."""
-    if wanted.passed != "v":
-        if value is None:
-            return np.uint64(0).tobytes()
-        if isinstance(value, Empty):
-            if wanted.passed == "c":
-                raise UsageError(name, value, "an array with values: the kernel only reads it")
-            _check_elements(name, numpy_dtype(value.dtype), wanted)
-            arena.put(name, np.empty(value.shape, numpy_dtype(value.dtype)), written=False)
-        elif isinstance(value, np.ndarray):
-            given_array = cast("Array", value)
-            if given_array.dtype.hasobject or not given_array.dtype.isnative:
-                raise UsageError(name, f"array of {given_array.dtype}", "numbers in this machine's byte order")
-            _check_elements(name, given_array.dtype, wanted)
-            arena.put(name, given_array)
-            arena.buffers[name].read_only = wanted.passed == "c"
-        else:
-            raise UsageError(name, value, "an array: the parameter is a pointer")
-        return np.uint64(arena.pointer(name)).tobytes()
-    if isinstance(value, Texture) and wanted == TEXTURE:
-        return value.placed(arena, name)
-    if wanted.kind == "s":
-        if not isinstance(value, bytes | np.generic | np.ndarray):
-            raise UsageError(name, value, f"a struct's {wanted.size} bytes: bytes, or a structured NumPy scalar")
-        given = value if isinstance(value, bytes) else cast("Array", value).tobytes()
-        if len(given) != wanted.size:
-            raise UsageError(name, f"{len(given)} bytes", f"{wanted.size}, the size of the parameter")
-        return given
-    return number(name, value, wanted.kind, np.dtype(_NUMBERS[wanted.kind, wanted.size]))
-
-
-def _check_elements(name: str, dtype: np.dtype[Any], wanted: Parameter) -> None:
-    """Refuse an array whose elements the kernel would misread, such as float64 behind a float*.
-
-    A type that is no number in C++ (half, float4, a struct) may be made of several elements. A char* or a void* may
-    point to anything.
-    """
-    if wanted.size == 0 or (wanted.kind in "iu" and wanted.size == 1):
-        return
-    if wanted.kind == "s":
-        if not dtype.itemsize or wanted.size % dtype.itemsize:
-            raise UsageError(
-                name, f"array of {dtype}", f"elements whose size divides {wanted.size} bytes, as the kernel has it"
-            )
-        return
-    same_kind = dtype.kind == "f" if wanted.kind == "f" else dtype.kind in "iub"
-    if not same_kind or dtype.itemsize != wanted.size:
-        wish = np.dtype(f"{wanted.kind}{wanted.size}")
-        raise UsageError(
-            name, f"array of {dtype}", f"{wish}, as the kernel has it (.astype changes, .view reinterprets)"
-        )

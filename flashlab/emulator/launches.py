@@ -19,6 +19,7 @@ __all__ = ["Launch", "launches_of"]
 
 _MOST_INSTANCES = 64
 _DEPTH = 4
+_DIMENSIONS = frozenset("xyz")
 _QUALIFIERS = frozenset("const static volatile __restrict __restrict__ constexpr auto".split())
 
 
@@ -359,14 +360,22 @@ class _Reader:
         if name in known:
             return evaluated(words_of(known[name]), self.nothing, self.called)
         words = self.words
+        members: dict[str, Value] = {}  # of a dim3, set one by one
         for i in range(at - 1, max(piece.start, piece.body), -1):
             if words[i] != name or words[i - 1] in (".", "->"):
                 continue
+            if words[i + 1] == "." and words[i + 2] in _DIMENSIONS and words[i + 3] == "=":
+                if words[i + 2] in members:  # in two branches, perhaps
+                    raise Unknown
+                members[words[i + 2]] = self.value((i + 4, self.stop(i + 4, at)), piece, known, i)
+                continue
+            if words[i + 1] in (";", ",") and words[i - 1] in ("dim3", ",") and members:
+                return _with_members((1, 1, 1), members)
             if words[i + 1] == "=":
-                return self.value((i + 2, self.stop(i + 2, at)), piece, known, i)
+                return _with_members(self.value((i + 2, self.stop(i + 2, at)), piece, known, i), members)
             if words[i + 1] in ("(", "{") and words[i - 1] in ("dim3", ","):
                 inside = self.split(i + 2, self.partner[i + 1])
-                return extent([self.value(part, piece, known, i) for part in inside])
+                return _with_members(extent([self.value(part, piece, known, i) for part in inside]), members)
             if words[i + 1] in ("+=", "-=", "*=", "/=", "++", "--") or words[i - 1] in ("++", "--", "&"):
                 raise Unknown
         for other in self.named.get(name, []):
@@ -403,6 +412,15 @@ class _Reader:
     @staticmethod
     def nothing(_: str) -> Value:
         raise Unknown
+
+
+def _with_members(whole: Value, members: Mapping[str, Value]) -> Value:
+    """A dim3 with some of its members set."""
+    if not members:
+        return whole
+    x, y, z = whole if isinstance(whole, tuple) else (int(whole), 1, 1)
+    sizes = {"x": x, "y": y, "z": z} | {name: int(plain(value)) for name, value in members.items()}
+    return sizes["x"], sizes["y"], sizes["z"]
 
 
 def _three(value: Value | None) -> Extent | None:

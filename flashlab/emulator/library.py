@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import mmap
 import os
+import sys
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +25,8 @@ from simulator.fields import integer
 from simulator.threads import together
 
 __all__ = [
-    "Arena", "Buffer", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "check_limits", "known", "load",
+    "NOBODYS", "Arena", "Buffer", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "check_limits",
+    "known", "load",
 ]  # fmt: skip
 
 
@@ -146,8 +150,9 @@ class Launched:
 
     `findings` hold each kind and place once; `dropped` is how many there were past the number that is kept. `notes` are in
     their form, but no misuse: stores of one value by several threads ("same value"), reads that a compare-and-swap checks
-    ("checked guess"). `plain` is how many accesses came through the compiler's instrumentation rather than through the
-    primitives. `flops` and `exp` count floating-point operations and exponentials, `shuffles` the warp
+    ("checked guess"), lanes that happened to be together in place of those that must come ("active mask"), integers that
+    wrap and are no index ("overflow"). `plain` is how many accesses came through the compiler's instrumentation rather than
+    through the primitives. `flops` and `exp` count floating-point operations and exponentials, `shuffles` the warp
     instructions that hand 32 bits from lane to lane. `stopped` says that a finding ended the
     launch; how far its other blocks had come by then is an accident.
     """
@@ -213,9 +218,14 @@ class Launched:
 
 # Memory
 
+NOBODYS = 4
+"""The state of a byte that no thread may touch."""
+
 
 class Arena:
     """Buffers that lie far apart, so that an access past the end of one hits none of the others.
+
+    A wrong index of 32 bits leads at most 32 GB away. So the nearest buffer is the one that was meant.
 
     >>> arena = Arena()
     >>> x = arena.put("x", np.arange(4, dtype="float32"))
@@ -227,11 +237,12 @@ class Arena:
 
     def __init__(self) -> None:
         self.buffers: dict[str, Buffer] = {}
+        self._laid: dict[tuple[int, int], tuple[str, Any, np.ndarray[Any, Any]]] = {}
 
     def new(self, name: str, nbytes: int) -> np.ndarray[Any, Any]:
         """A buffer of uint8 that counts as unwritten. Its bits are NaNs in every floating-point dtype."""
         gap = self._GAP + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = mmap.mmap(-1, 2 * gap + -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
+        memory = _memory(2 * gap + -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
         data = np.frombuffer(memory, np.uint8)[gap : gap + nbytes]
         data[:] = 0xFF
         self.buffers[name] = Buffer(name, data, np.zeros(nbytes, np.uint8))
@@ -247,16 +258,61 @@ class Arena:
         self.buffers[name].strides = values.strides
         return data.view(values.dtype).reshape(values.shape)
 
+    def lay(self, name: str, array: np.ndarray[Any, Any], *, read_only: bool = False) -> int:
+        """The address of an array in a copy of the whole memory that it is a view of. Views of one memory share a copy."""
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        low, high = np.lib.array_utils.byte_bounds(owner)
+        if (low, high) not in self._laid:
+            whole: Any = (ctypes.c_ubyte * (high - low)).from_address(low)
+            memory: np.ndarray[Any, Any] = np.frombuffer(whole, np.uint8)
+            self.put(name, memory)
+            self.buffers[name].strides = owner.strides
+            self.buffers[name].read_only = True
+            self._laid[low, high] = name, owner, memory
+        buffer = self.buffers[self._laid[low, high][0]]
+        buffer.read_only &= read_only
+        return buffer.data.ctypes.data + array.ctypes.data - low
+
+    def bring_back(self) -> None:
+        """Copy what was laid out, and changed, to where it came from."""
+        for name, _, memory in self._laid.values():
+            if not self.buffers[name].read_only:
+                memory[:] = self.buffers[name].data
+
     def pointer(self, name: str) -> int:
         """The address of a buffer."""
         return self.buffers[name].data.ctypes.data
+
+
+_APART = 1 << 37
+_places = itertools.count()
+
+
+def _memory(nbytes: int) -> Any:
+    """Zeros, far from others where the system lets it. They go when nobody refers to them any more."""
+    if sys.platform != "linux" or sys.maxsize < 1 << 40:
+        return mmap.mmap(-1, nbytes)
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.restype = ctypes.c_void_p
+    system.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+    system.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    wish = (1 << 44) + next(_places) % 256 * _APART  # only a wish: what is in use is left alone
+    place = system.mmap(wish, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if place == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_ubyte * nbytes).from_address(place)
+    weakref.finalize(memory, system.munmap, place, nbytes)
+    return memory
 
 
 @dataclass
 class Buffer:
     """A buffer of an arena.
 
-    `written` holds 1 for each byte that has a value; launches keep it up to date. `read_only` forbids kernels to write.
+    `written` holds 1 for each byte that has a value, and `NOBODYS` for one that belongs to nobody; launches keep it up to date.
+    `read_only` forbids kernels to write.
     `strides` are in bytes per axis, empty for a buffer that is no array.
     """
 
@@ -301,6 +357,7 @@ class _Launch(ctypes.Structure):
         ("time_limit", ctypes.c_double),
         ("watched", ctypes.c_void_p),
         ("stop", ctypes.POINTER(ctypes.c_int)),
+        ("some", ctypes.c_ulong),
     )
 
 
@@ -327,6 +384,8 @@ class Library:
     _dll: Any = field(repr=False, default=None)
     unset: tuple[Unset, ...] | None = None
     """What the compiler warned of: local variables that may be read before they are set. None if it can't fill them."""
+    indices: frozenset[Line] = frozenset()
+    """The lines that compute indices of arrays: an overflow there is a misuse, and elsewhere a note."""
 
     def parameters(self, entry: str) -> list[Parameter]:
         """The parameters of a kernel, in order."""
@@ -335,12 +394,26 @@ class Library:
         words = letters.raw.decode()
         return [Parameter(words[2 * i], words[2 * i + 1], sizes[i]) for i in range(n)]
 
+    def fields(self, entry: str) -> dict[tuple[int, str], tuple[Parameter, int]]:
+        """The members of a kernel's structs: by the parameter's place and the member's name, what it is and where it lies."""
+        tell = getattr(self._dll, f"emu_fields_{self._index(entry)}", None)
+        found: dict[tuple[int, str], tuple[Parameter, int]] = {}
+        if tell is not None:
+
+            @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_ulong)
+            def say(parameter: int, name: bytes, letters: bytes, size: int, offset: int) -> None:
+                passed, kind = letters.decode()
+                found[parameter, name.decode()] = Parameter(passed, kind, size), offset
+
+            tell(say)
+        return found
+
     def launch(
         self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[bytes], arena: Arena, *,
         sram: int = 0, sanitize: bool = True, workers: int | None = None, time_limit: float = 0,
-        watched: tuple[str, int] | None = None,
+        watched: tuple[str, int] | None = None, blocks: int = 0,
     ) -> Launched:  # fmt: skip
-        """Run one kernel over a grid.
+        """Run one kernel over a grid, or over so many of its `blocks` (0: all), spread over it.
 
         `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
         dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds of processor
@@ -362,7 +435,7 @@ class Library:
         request = _Launch(
             ctypes.cast(getattr(self._dll, f"emu_entry_{index}"), ctypes.c_void_p), pointers, _three(grid), _three(block),
             sram, regions, len(buffers), workers or os.cpu_count() or 1, sanitize, time_limit,
-            arena.pointer(watched[0]) + watched[1] if watched else None, ctypes.pointer(stop),
+            arena.pointer(watched[0]) + watched[1] if watched else None, ctypes.pointer(stop), blocks,
         )  # fmt: skip
         # native code in this thread would never hear of an interrupt
         (answer,) = together([lambda: self._dll.emu_launch(ctypes.byref(request))], partial(setattr, stop, "value", 1))
@@ -384,17 +457,19 @@ class Library:
         return self.entries.index(entry)
 
     def _launched(self, entry: str, report: dict[str, Any], arena: Arena) -> Launched:
+        found = [self._finding(x, arena) for x in report["findings"]]
+        overflows = [x for x in found if x.kind == "overflow" and x.at not in self.indices]
         return Launched(
             kernel=entry,
             moved=tuple(_in_order([Moved(**row) for row in report["moved"]])),
-            findings=tuple(self._finding(x, arena) for x in report["findings"]),
+            findings=tuple(x for x in found if x not in overflows),
             dropped=report["dropped"],
             plain=report["plain"],
             flops=report["flops"],
             exp=report["exp"],
             shuffles=report["shuffles"],
             stopped=bool(report["stopped"]),
-            notes=tuple(self._finding(x, arena) for x in report["notes"]),
+            notes=(*(self._finding(x, arena) for x in report["notes"]), *overflows),
         )
 
     def _finding(self, x: dict[str, Any], arena: Arena) -> Finding:
@@ -468,7 +543,8 @@ def known(folder: Path, source: str, entries: tuple[str, ...] = (), dll: Any = N
     chains = {place: tuple(Line(*line) for line in chain) for place, chain in sites["places"]}
     said = sites["unset"]
     unset = None if said is None else tuple(Unset(name, Line(*line), *rest) for name, line, *rest in said)
-    return Library(folder / "kernel.so", entries, chains, source, dll, unset)
+    indices = frozenset(Line(*line) for line in sites["indices"])
+    return Library(folder / "kernel.so", entries, chains, source, dll, unset, indices)
 
 
 def load(folder: Path, source: str, entries: tuple[str, ...]) -> Library:

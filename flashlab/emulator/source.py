@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -188,6 +188,11 @@ class Source:
         kept = self.reached(entries)
         text = reach.rendered(self.tokens, self.pieces, kept, self._replaced(kept))
         doors = "".join(self._door(i, *both) for i, both in enumerate(zip(entries, given, strict=True)))
+        if fields := self._fields(kept):
+            doors += "".join(f"EMU_FIELD({name})\n" for name in fields)
+            doors += f"EMU_FIELDS({' '.join(f'EMU_SAY({name})' for name in fields)})\n"
+            both = enumerate(zip(entries, given, strict=True))
+            doors += "".join(self._door(i, *names, macro="EMU_FIELDS_OF") for i, names in both)
         data = [(piece, name) for i in sorted(kept) if (piece := self.pieces[i]).data for name in piece.names]
         doors += "".join(inside(piece, f"EMU_SYMBOL({i}, {name})") for i, (piece, name) in enumerate(data))
         return f'{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{doors}'
@@ -202,10 +207,17 @@ class Source:
         door = f"EMU_CALL({call})\n" if call else ""
         return f'{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{door}'
 
-    def _door(self, index: int, entry: str, given: str) -> str:
+    def _fields(self, kept: set[int]) -> list[str]:
+        """The names of members of structs with pointers, if there are any."""
+        structs = [self.pieces[i] for i in sorted(kept) if self.pieces[i].kind == "class" and self.pieces[i].inner]
+        if not any("*" in self.tokens.words[piece.start : piece.end] for piece in structs):
+            return []
+        return list(dict.fromkeys(name for piece in structs for name in _members(piece)))
+
+    def _door(self, index: int, entry: str, given: str, macro: str = "EMU_DOOR") -> str:
         piece = self.named(entry)[0]
         arguments = given[given.index("<") :] if "<" in given else ""
-        return inside(piece, f"EMU_DOOR({index}, {piece.names[0]}{arguments})")
+        return inside(piece, f"{macro}({index}, {piece.names[0]}{arguments})")
 
     def _replaced(self, kept: Iterable[int], *, whole: bool = False) -> list[tuple[int, int, str]]:
         """What of the kept pieces isn't C++: where it starts and ends in the text, and what takes its place.
@@ -246,6 +258,14 @@ class Source:
             return a, b, translated(self.tokens.text[a:b])
         except PtxError as error:
             return a, b, f"emu_ptx_refuse({json.dumps(str(error))});"
+
+
+def _members(piece: Piece) -> Iterator[str]:
+    """The names of a class's variables, and of those of classes within it."""
+    for inner in piece.inner:
+        if inner.kind == "variable" and not inner.words & {"static", "using", "friend"}:
+            yield from (name for name in inner.names if name.isidentifier())
+        yield from _members(inner)
 
 
 def _named(entry: str, names: Sequence[str], told: Sequence[str]) -> str:

@@ -126,7 +126,7 @@ def _is_in(x: Unset, entry: str) -> bool:
 
 def _shows(array: Array, written: np.ndarray[Any, Any]) -> bool:
     """Do an array's written elements look like the pattern, or like something computed from it?"""
-    known = written.reshape(-1, array.itemsize).all(1)
+    known = (written.reshape(-1, array.itemsize) == 1).all(1)
     values: Any = array.reshape(-1)[known]
     if array.dtype.kind in "iu" and array.itemsize in _WORDS:
         signed = values.view(f"i{array.itemsize}")

@@ -165,13 +165,15 @@ class FileKernel:
     def declared(self) -> Kernel:
         """The kernel as the source declares it: its file and line, its parameters' names. Raises `UsageError`."""
         from flashlab.emulator.build import survey
+        from flashlab.emulator.strings import located
 
         macros = self.options.get("macros")
         plain: Mapping[str, Any] = {} if callable(macros) else macros or {}
         others: dict[str, Any] = {name: self.options[name] for name in ("includes", "std") if name in self.options}
-        found = survey(self.file, [f"-D{name}={value}" for name, value in plain.items()], **others)
-        if self.name:
-            return found.kernel(self.name)
+        source = located(self.file, self.name or None)
+        found = survey(self.file, [f"-D{name}={value}" for name, value in plain.items()], text=source.text, **others)
+        if name := source.kernel:
+            return found.kernel(name)
         names = [each.name for each in found.kernels]
         if len(names) != 1:
             known = ", ".join(names) or "no __global__ function"
@@ -245,7 +247,7 @@ def kernel(
     file: Path | str, name: str | None = None, *, grid: Size | None = None, block: Size | None = None,
     sram: Size | None = None, arguments: Arguments | None = None, **options: Any,
 ) -> FileKernel:  # fmt: skip
-    """A kernel of a `.cu` file as an attention function for `Adapter`, which the emulator runs.
+    """A kernel of a `.cu` file, or of a string in a `.py` file, as an attention function for `Adapter`. The emulator runs it.
 
     `name` may be left out if the file has one kernel. A template's may hold a problem's numbers: "flash<{head_dim}>".
     `grid` (blocks), `block` (threads per block) and `sram` (bytes per block) are numbers, expressions of a problem's
@@ -362,7 +364,11 @@ def _line(run: FileRun) -> tuple[str, int] | None:
 
 
 def is_kernel(target: str) -> bool:
-    """Does it name a kernel of a CUDA source: flash.cu, or flash.cu:forward?"""
+    """Does it name a kernel of a CUDA source: flash.cu, flash.cu:forward, or flash.py:forward, which stands in a string there?"""
+    if match := re.search(r"^(.+\.py):(\w[^:]*)$", target):
+        from flashlab.emulator.strings import names_a_kernel  # only where something is emulated
+
+        return names_a_kernel(Path(match[1]), match[2])
     return re.search(r"\.cuh?(:[^:].*)?$", target) is not None
 
 

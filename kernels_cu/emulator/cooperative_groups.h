@@ -159,7 +159,7 @@ class coalesced_group : public emu_group {
  private:
   unsigned meta_rank_, meta_size_;
 };
-__forceinline__ coalesced_group coalesced_threads() { return coalesced_group(emu_active_mask()); }
+__forceinline__ coalesced_group coalesced_threads() { return coalesced_group(emu_coalesced()); }
 
 template <unsigned N, class Parent>
 __forceinline__ thread_block_tile<N, Parent> tiled_partition(const Parent& parent) { return thread_block_tile<N, Parent>(static_cast<unsigned>(parent.size())); }

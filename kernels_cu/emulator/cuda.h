@@ -297,6 +297,37 @@ int describe(void (*)(Parameters...), char* letters, unsigned* sizes, int most) 
   ((n < most ? describe_one<Parameters>(letters + 2 * n, sizes + n) : void(), ++n), ...);
   return n;
 }
+
+// The members of a kernel's structs: of which parameter, the name (`inner.x`), its type as a parameter's, its size, and where in
+// the parameter it lies. `EMU_FIELD` makes `EmuField_x`, which says it of any struct that has an `x`; source.py names all that may be.
+using Say = void (*)(int parameter, const char* name, const char* letters, unsigned size, unsigned long offset);
+template <class T> struct Unrestricted { using type = T; };
+template <class T> struct Unrestricted<T* __restrict__> { using type = T*; };
+template <class T> void say_fields(Say say, int parameter, const char* before, unsigned long from);
+template <class T, class Member>
+void say_field(Say say, int parameter, const char* name, unsigned long from, const T* object, const char* at) {
+  const unsigned long offset = at - reinterpret_cast<const char*>(object);
+  if (offset >= sizeof(T)) return;  // static
+  char letters[3] = {};
+  unsigned size;
+  describe_one<typename Unrestricted<std::remove_cv_t<Member>>::type>(letters, &size);
+  if (letters[0] == 'v') size = sizeof(Member);
+  say(parameter, name, letters, size, from + offset);
+  char before[256];
+  if (std::is_class_v<Member> && std::snprintf(before, sizeof before, "%s.", name) < static_cast<int>(sizeof before)) {
+    if constexpr (std::is_class_v<Member>) say_fields<Member>(say, parameter, before, from + offset);
+  }
+}
+template <class... Parameters>
+void say_all_fields(void (*)(Parameters...), Say say) {
+  int i = 0;
+  const auto one = [&](auto* parameter) {
+    using T = std::remove_pointer_t<decltype(parameter)>;
+    if constexpr (std::is_class_v<T>) say_fields<T>(say, i, "", 0);
+    ++i;
+  };
+  (one(static_cast<std::remove_cv_t<std::remove_reference_t<Parameters>>*>(nullptr)), ...);
+}
 }  // namespace emulator
 
 #include "emu_show_names.h"

@@ -63,13 +63,14 @@ void settle() {
   if (current) current_lane().block->settle();
 }
 
-// What -fsanitize=bounds and integer-divide-by-zero hand over: constants beside the code.
+// What -fsanitize=bounds, integer-divide-by-zero and signed-integer-overflow hand over: constants beside the code.
 struct Type {
   std::uint16_t kind, info;  // of an integer: info is 2 log2(bits) + signed
   char name[1];
 };
 struct Source { const char* file; std::uint32_t line, column; };
 struct OutOfBounds { Source source; const Type *array, *index; };
+struct Overflow { Source source; const Type* type; };
 
 // In host code the program goes on, as a program does.
 void refuse(const char* kind, std::string message, Place place) {
@@ -79,6 +80,22 @@ void refuse(const char* kind, std::string message, Place place) {
   finding.message = std::move(message);
   lane.block->findings.add(std::move(finding));
   lane.block->abort();
+}
+
+// The value of an integer that the compiler hands over in a word.
+std::int64_t value_of(const Type& type, std::uintptr_t word) {
+  const unsigned bits = 1u << (type.info >> 1);
+  return bits < 64 ? static_cast<std::int64_t>(word << (64 - bits)) >> (64 - bits) : static_cast<std::int64_t>(word);
+}
+
+// The kernel goes on with the number that wrapped, as on a GPU. Whether it is an index, build.py knows: by the line.
+void overflow(const Overflow* what, const char* sign, std::uintptr_t left, std::uintptr_t right, Place place) {
+  if (!current || !current_lane().block->launch.sanitize() || what->type->info >> 1 > 6) return;
+  Lane& lane = current_lane();
+  Finding finding = lane.block->finding("overflow", place, lane);
+  const std::string a = std::to_string(value_of(*what->type, left)), b = std::to_string(value_of(*what->type, right));
+  finding.message = "computes " + (*sign ? a + " " + sign + " " + b : "-(" + a + ")") + ", which no " + what->type->name + " holds";
+  lane.block->findings.add(std::move(finding));
 }
 
 }  // namespace
@@ -126,9 +143,17 @@ void __ubsan_handle_out_of_bounds(const emulator::OutOfBounds* what, std::uintpt
   if (what->index->info == (5 << 1 | 1)) value = static_cast<std::int32_t>(index);
   emulator::refuse("out of bounds", "takes element " + std::to_string(value) + " of an array that is " + what->array->name, HERE);
 }
-void __ubsan_handle_divrem_overflow(const void*, std::uintptr_t, std::uintptr_t) {
-  emulator::refuse("division by zero", "divides an integer by zero", HERE);
+void __ubsan_handle_divrem_overflow(const void*, std::uintptr_t, std::uintptr_t by) {
+  emulator::refuse("division by zero", by ? "divides the least integer by -1" : "divides an integer by zero", HERE);
 }
+#define EMU_OVERFLOW(NAME, SIGN)                                                                                   \
+  void __ubsan_handle_##NAME##_overflow(const emulator::Overflow* what, std::uintptr_t a, std::uintptr_t b) { \
+    emulator::overflow(what, SIGN, a, b, HERE);                                                                    \
+  }
+EMU_OVERFLOW(add, "+")
+EMU_OVERFLOW(sub, "-")
+EMU_OVERFLOW(mul, "*")
+void __ubsan_handle_negate_overflow(const emulator::Overflow* what, std::uintptr_t a) { emulator::overflow(what, "", a, 0, HERE); }
 
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}

@@ -39,6 +39,31 @@
     return ::emulator::describe_host(NAME, letters, sizes, most);                                                 \
   }
 
+// What EMU_FIELDS is told beside a kernel's door: which of its structs' members have this name.
+#define EMU_FIELD(NAME)                                                                                           \
+  namespace emulator {                                                                                            \
+  template <class T, class = void> struct EmuField_##NAME {                                                       \
+    static void say(Say, int, const char*, unsigned long, const T*) {}                                     \
+  };                                                                                                              \
+  template <class T> struct EmuField_##NAME<T, std::void_t<decltype(&std::declval<const T&>().NAME)>> {           \
+    static void say(Say say, int parameter, const char* before, unsigned long from, const T* object) {     \
+      char name[256];                                                                                             \
+      std::snprintf(name, sizeof name, "%s" #NAME, before);                                                       \
+      say_field<T, decltype(object->NAME)>(say, parameter, name, from, object, (const char*)&object->NAME);       \
+    }                                                                                                             \
+  };                                                                                                              \
+  }
+#define EMU_SAY(NAME) EmuField_##NAME<T>::say(say, parameter, before, from, object);
+#define EMU_FIELDS(SAYS)                                                                                          \
+  template <class T> void emulator::say_fields(Say say, int parameter, const char* before, unsigned long from) { \
+    alignas(T) static char room[sizeof(T)];                                                                       \
+    const T* object = reinterpret_cast<const T*>(room);                                                           \
+    (void)object, (void)say, (void)parameter, (void)from;                                                         \
+    SAYS                                                                                                          \
+  }
+#define EMU_FIELDS_OF(I, ...) \
+  extern "C" void emu_fields_##I(::emulator::Say say) { ::emulator::say_all_fields(__VA_ARGS__, say); }
+
 // A door to a variable in a GPU's memory: its name, where it lies, its size, and its type as a parameter's.
 #define EMU_SYMBOL(I, NAME)                                                                                       \
   extern "C" const char* emu_symbol_##I(const volatile void** at, unsigned long* bytes, char* letters, unsigned* size) { \

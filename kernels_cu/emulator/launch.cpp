@@ -76,7 +76,8 @@ void tell(Writer& out, const Launched& done) {
 
 Launch::Launch(const EmuLaunch& launch)
     : given(launch),
-      blocks(std::uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2]),
+      grid_blocks(std::uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2]),
+      blocks(launch.some ? std::min<std::uint64_t>(launch.some, grid_blocks) : grid_blocks),
       begun(seconds_of(CLOCK_PROCESS_CPUTIME_ID)),
       deadline(launch.time_limit > 0 ? now() + launch.time_limit : 1e300) {
   for (int i = 0; i < launch.region_count; ++i) {
@@ -90,6 +91,11 @@ Launch::Launch(const EmuLaunch& launch)
     if (sanitize() && !from.input) region.watch();
     regions.push_back(std::move(region));
   }
+}
+
+// If some run, they are spread over the grid: the last one is among them, where an edge is ragged.
+std::uint64_t Launch::chosen(std::uint64_t i) const {
+  return blocks < 2 ? i : static_cast<std::uint64_t>(static_cast<unsigned __int128>(i) * (grid_blocks - 1) / (blocks - 1));
 }
 
 Region* Launch::find(const void* address, std::int64_t bytes) {
@@ -106,7 +112,7 @@ const Region* Launch::nearest(const void* address) const {
     const std::int64_t distance = at < region.base ? region.base - at : std::max<std::int64_t>(0, at - region.base - region.bytes);
     if (!best || distance < least) best = &region, least = distance;
   }
-  return least < (std::int64_t{1} << 32) ? best : nullptr;
+  return least < (std::int64_t{1} << 36) ? best : nullptr;  // as far as a 32-bit index of 16-byte elements leads
 }
 
 // Only processor time counts, so a busy machine makes no launch late. One thread may run as long as the limit says. All threads
@@ -156,7 +162,7 @@ Launched run(Launch& launch) {
     if (!block.has_stacks()) return void(launch.cramped = true);
     const Watch::Watched watched(watch, block);
     for (std::uint64_t number; !launch.stop && (number = launch.next++) < launch.blocks;) {
-      block.run(number);
+      block.run(launch.chosen(number));
       if (block.aborted) launch.stop = true;
     }
     const std::lock_guard lock(results);

@@ -40,6 +40,7 @@ struct EmuLaunch {
   double time_limit;  // seconds of processor time, 0 for none
   const void* watched;  // a byte in HBM: each store to it is reported; or null
   const int* stop;  // not 0 once no caller waits for the launch any more
+  unsigned long some;  // how many blocks of the grid run; 0: all
 };
 
 // Runs a launch. The answer is a JSON document. The caller frees it with emu_free.
@@ -58,7 +59,7 @@ double processor_seconds(pthread_t thread);
 struct Launch {
   const EmuLaunch& given;
   std::vector<Region> regions;
-  std::uint64_t blocks;
+  std::uint64_t grid_blocks, blocks;  // the grid's; those that run
   double begun, deadline;  // seconds of processor time when it began; when it may be late, on the monotonic clock
   std::atomic<std::uint64_t> next{0};
   std::atomic<bool> stop{false};
@@ -75,6 +76,7 @@ struct Launch {
 
   explicit Launch(const EmuLaunch& given);
   bool sanitize() const { return given.sanitize; }
+  std::uint64_t chosen(std::uint64_t i) const;  // the number of the i-th block that runs
   Region* find(const void* address, std::int64_t bytes);
   const Region* nearest(const void* address) const;
   bool late(pthread_t thread = pthread_self()) const;  // has it used up its time, or was it interrupted?

@@ -122,6 +122,7 @@ void Block::run(std::uint64_t index) {
     lane->reads = {};
     lane->copies.clear();
     lane->told = nullptr;
+    lane->active = 0;
     lane->counters = &counters;
     ++lane->interval;
     wake(*lane);
@@ -276,6 +277,14 @@ void meet(Collective work, const char* what, unsigned mask, bool aligned, Place 
   for (int i = 0; i < WARP; ++i)
     if (mask >> i & 1 && lane.warp->lanes[i] && lane.warp->lanes[i]->done) ended |= 1u << i;
   if (aligned && ended) divergent(lane, std::string("is in ") + what + " without lanes " + lanes_of(ended) + ", which have ended");
+  if (!aligned && mask == lane.active) {
+    Finding note = lane.block->finding("active mask", place, lane);
+    note.message = std::string("calls ") + what + " with the lanes that __activemask() said: those that happened to be together";
+    note.has_other = true;
+    note.other = lane.active_at, note.other_block = lane.block_index, note.other_thread = lane.thread;
+    lane.block->notes.add(std::move(note));
+    lane.active = 0;  // said once
+  }
   lane.wait = Wait::collective;
   lane.collective = work;
   lane.mask = mask;

@@ -69,6 +69,9 @@ struct Lane : Thread {
   Telling* told = nullptr;                 // its record, if it is told of
   std::uint32_t polls = 0;                 // how often it passed a place where it may be in a loop
 
+  unsigned active = 0;   // what __activemask() said last, and where
+  Place active_at{};
+
   struct Read { const void* address = nullptr; Place place{}; };
   std::array<Read, 4> reads{};  // its latest plain ones, which a compare-and-swap may check
   unsigned read_count = 0;

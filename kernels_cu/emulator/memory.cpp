@@ -221,6 +221,22 @@ namespace {
 
 enum class Conflict { none, race, proxy };
 
+// Did the thread of an access store to the same bytes itself, at a time of which no other thread has learnt? Then that store races
+// with all that the access would race with. So it is the stores that tell: if they stored one value, the access is harmless.
+bool stored_too(const Accesses& accesses, const Access& reader, std::uint16_t bytes) {
+  for (const Access& own : accesses)
+    if (own.write && !own.atomic && own.block == reader.block && own.thread == reader.thread && own.clock == reader.clock &&
+        (bytes & ~own.bytes) == 0)
+      return true;
+  return false;
+}
+
+// Is the read of one thread told by the stores of both?
+bool told_by_stores(const Accesses& accesses, const Access& past, const Access& mine) {
+  if (past.write == mine.write || past.atomic || mine.atomic) return false;
+  return stored_too(accesses, past.write ? mine : past, past.bytes & mine.bytes);
+}
+
 // Enters an access of one chunk. Returns a copy of the earlier access that it conflicts with, if there is one: a race, or a write
 // that no proxy fence has shown to the engine that makes this access. What is `shared` with other blocks (HBM) isn't settled by a
 // barrier of this block.
@@ -237,7 +253,7 @@ Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool 
     const bool ordered = here ? (past.thread == mine.thread && !actor.engine) || clocks.happened_before(past, actor.knows)
                               : view && knows(view, past);
     if (conflict == Conflict::none && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
-      if (!ordered) conflict = Conflict::race;
+      if (!ordered) conflict = told_by_stores(accesses, past, mine) ? Conflict::none : Conflict::race;
       else if (actor.engine && past.write && !(here ? clocks.fenced(past, actor.knows) : knows(shown, past) || fenced(view, past)))
         conflict = Conflict::proxy;
       if (conflict != Conflict::none) other = past;
@@ -375,6 +391,10 @@ bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool 
     return false;
   }
   unsigned char* state = &region->state[static_cast<const char*>(address) - region->base];
+  if (any(state, bytes, NOBODYS)) {
+    add_global(lane, "poison", write ? "writes what belongs to nobody" : "reads what belongs to nobody", place, region, address, bytes);
+    return true;
+  }
   if (region->input) {
     if (write || atomic) add_global(lane, "input written", "writes an input", place, region, address, bytes);
   } else {

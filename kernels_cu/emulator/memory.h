@@ -26,8 +26,9 @@ constexpr unsigned CHUNK = 16;
 constexpr unsigned SRAM_ORIGIN = 1024;  // the first shared address; as on a GPU, nothing lies at 0
 constexpr unsigned char POISON = 0xff;  // a NaN in every floating-point format
 
-// PENDING means that a copy to it is under way. MBARRIER means that no thread may read or write it.
-enum State : unsigned char { UNWRITTEN, WRITTEN, PENDING, MBARRIER };
+// PENDING means that a copy to it is under way. No thread may read or write what is MBARRIER, or what is NOBODYS: a part of an
+// array that the caller said belongs to nobody.
+enum State : unsigned char { UNWRITTEN, WRITTEN, PENDING, MBARRIER, NOBODYS };
 
 // A thread's latest access to a chunk, of one kind.
 struct Access {

@@ -363,13 +363,21 @@ unsigned emu_reduce(unsigned mask, unsigned value, EmuReduce kind) {
   return static_cast<unsigned>(operands.out[0]);
 }
 
-unsigned emu_active_mask() {
+static unsigned together(Place place) {
   Lane& lane = current_lane();
   lane.wait = Wait::others;
-  lane.place = HERE;
+  lane.place = place;
   lane.what = "__activemask";
   lane.block->yield();
   return static_cast<unsigned>(lane.operands.out[0]);
+}
+
+unsigned emu_coalesced() { return together(HERE); }
+
+unsigned emu_active_mask() {
+  Lane& lane = current_lane();
+  lane.active = together(HERE), lane.active_at = HERE;
+  return lane.active;
 }
 
 void emu_fence(int everywhere) { current_lane().fence(everywhere); }

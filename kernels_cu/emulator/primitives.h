@@ -68,6 +68,7 @@ unsigned long long emu_shuffle(unsigned mask, unsigned long long value, int word
 unsigned emu_vote(unsigned mask, unsigned long long value, enum EmuVote kind);
 unsigned emu_reduce(unsigned mask, unsigned value, enum EmuReduce kind);
 unsigned emu_active_mask();
+unsigned emu_coalesced();  // the same, of a group that keeps these lanes together
 void emu_syncwarp(unsigned mask);
 void emu_syncthreads();
 int emu_syncthreads_count(int predicate);

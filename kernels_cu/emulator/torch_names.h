@@ -3,7 +3,6 @@
 #include "emu_hide_names.h"
 
 #include <array>
-#include <complex>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -12,14 +11,10 @@
 
 #include "host_names.h"
 #include "math_constants.h"
+#include "torch_types.h"
 
 namespace c10 {
-using Half = __half;
-using BFloat16 = __nv_bfloat16;
-using Float8_e4m3fn = __nv_fp8_e4m3;
-using Float8_e5m2 = __nv_fp8_e5m2;
 template <class T> using optional = std::optional<T>;
-template <class T> using complex = std::complex<T>;
 }  // namespace c10
 namespace at {
 using namespace c10;
@@ -45,8 +40,8 @@ template <class T, unsigned LOWEST, unsigned MAX, unsigned INFINITE> struct Limi
   static T lower_bound() { return of(INFINITE | 0x8000); }
   static T upper_bound() { return of(INFINITE); }
 };
-template <> struct numeric_limits<__half> : LimitsOfHalf<__half, 0xfbff, 0x7bff, 0x7c00> {};
-template <> struct numeric_limits<__nv_bfloat16> : LimitsOfHalf<__nv_bfloat16, 0xff7f, 0x7f7f, 0x7f80> {};
+template <> struct numeric_limits<Half> : LimitsOfHalf<Half, 0xfbff, 0x7bff, 0x7c00> {};
+template <> struct numeric_limits<BFloat16> : LimitsOfHalf<BFloat16, 0xff7f, 0x7f7f, 0x7f80> {};
 }  // namespace at
 namespace torch {
 using at::Tensor;
@@ -86,7 +81,7 @@ template <class T> T doLdg(const T* at) { return __ldg(at); }
     (__VA_ARGS__)();         \
   }
 #define AT_DISPATCH_FLOATING_TYPES(TYPE, NAME, ...) EMU_DISPATCH(float, __VA_ARGS__)
-#define AT_DISPATCH_FLOATING_TYPES_AND_HALF(TYPE, NAME, ...) EMU_DISPATCH(float, __VA_ARGS__) EMU_DISPATCH(half, __VA_ARGS__)
+#define AT_DISPATCH_FLOATING_TYPES_AND_HALF(TYPE, NAME, ...) EMU_DISPATCH(float, __VA_ARGS__) EMU_DISPATCH(at::Half, __VA_ARGS__)
 #define AT_DISPATCH_FLOATING_TYPES_AND(OTHER, TYPE, NAME, ...) EMU_DISPATCH(float, __VA_ARGS__)
 #define AT_DISPATCH_FLOATING_TYPES_AND2(OTHER, ANOTHER, TYPE, NAME, ...) EMU_DISPATCH(float, __VA_ARGS__)
 #define AT_DISPATCH_ALL_TYPES(TYPE, NAME, ...) EMU_DISPATCH(float, __VA_ARGS__)

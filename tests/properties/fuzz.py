@@ -262,7 +262,13 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "load_inputs": lambda r: {"path": "nowhere.npz"},
     "player": lambda r: {"trace": fl.simulate("flash2", *fl.random_inputs(fl.Problem(**BASE)), trace=True).trace},
     "kernel": lambda r: {"file": "nowhere.cu", "name": "k"},
-    "emulate_file": lambda r: {"path": "nowhere.cu", "arguments": {"x": np.zeros(3)}, "grid": 1, "block": 32},
+    "emulate_file": lambda r: {
+        "path": r.choice(["nowhere.cu", "nowhere.py", "nowhere.py:k"]),
+        "arguments": r.choice([{"x": np.zeros(3)}, [np.zeros(3)]]),
+        "grid": 1,
+        "block": 32,
+        "blocks": r.choice([None, 1, 7]),
+    },
     "run_program": lambda r: {"path": "nowhere.cu", "arguments": ["3"], "time_limit": r.choice([0, 1.5])},
     "check": lambda r: {"answer": r.choice(["flash2", "nowhere.cu", 5]), "exercise": "00.1"},
     "predict": lambda r: {"name": "01.1", "hbm_peak": r.choice([1, 0.5, ..., 5e-324])},
@@ -290,6 +296,7 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "Adapter": lambda r: {"fn": lambda q, k, v, causal=False: q},
     "Domain": lambda r: {"head_dim": [64], "len_q": [1]},
     "Empty": lambda r: {"shape": (3, 4), "dtype": "float16"},
+    "Poisoned": lambda r: {"values": np.zeros((3, 4)), "parts": [(r.randrange(12), 12)]},
 }  # fmt: skip
 """A call that is fine, by public name."""
 ENDLESS = ("shape_run", "check_formula", "plan", "compare", "timeline", "verify")
@@ -486,7 +493,9 @@ TEXTS = [
     "größe",
 ]
 WORDS: Mapping[str, list[str]] = {
-    "algorithm": [*fl.CATALOGUE, "flash9", "x.py:f", ":"], "target": ["flash2", "nowhere.cu", "math:sqrt", "flash9"],
+    "algorithm": [*fl.CATALOGUE, "flash9", "x.py:f", ":"], "blocks": ["0", "1", "7"],
+    "target": ["flash2", "nowhere.cu", "nowhere.py", "nowhere.py:k", "math:sqrt", "flash9"],
+    "arg": ["x=float32[8]", "x=float32[8]:poison(1:2)", "x=float32[8]:poison(7:9)", "p.x=float32[8]:out", "p.=1"],
     "algorithms": [*fl.CATALOGUE, "flash9"], "against": ["standard", "flash1", "nosuch"], "device": ["h100", "a100", "t4", "h1000"],
     "dtype": ["float16", "float32", "bfloat16", "float17", "float8_e4m3fn"],
     "tile": ["16x16", "64x64", "17x13", "0x1", "axb", "9x9x9"],
@@ -616,6 +625,21 @@ def _scan(path: Path) -> object:
     )
 
 
+def _strings(path: Path) -> object:
+    from flashlab.emulator import strings
+
+    return strings.embedded(path), [each.source for each in strings.embedded(path)], strings.names_a_kernel(path, "k")
+
+
+def _python() -> bytes:
+    return b"""import cupy as cp
+N = 4
+CODE = f"__global__ void k(float* x) {{ x[{N}] = %d; }}" % N + "// {}".format(N)
+k = cp.RawKernel(CODE.replace("x", "y"), "k", options=("-DA=1",))
+m = cp.RawModule(code="\n".join([CODE, CODE[1:3]]), name_expressions=[f"k<{t}>" for t in (1, 2)])
+"""
+
+
 def _argument(path: Path) -> object:
     from flashlab.cli import emulate
 
@@ -662,6 +686,7 @@ PARSERS: Mapping[str, Parser] = {
         lambda: (Path(fl.__file__).parents[1] / "kernels_cu" / "flash1.cu").read_bytes(),
         _scan,
     ),
+    "strings of .py": ("k.py", _python, _strings),
 }
 
 

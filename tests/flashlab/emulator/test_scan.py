@@ -185,6 +185,12 @@ int main(int argc, char** argv) {
   auto kernel = &k<WARP + 1, float>;
   kernel<<<1, -1 + 2>>>(x);
   run<64>(x);
+  dim3 threads, blocks(3, 2);
+  threads.x = WARP, threads.y = 2;
+  blocks.y = 5;
+  plain<<<blocks, threads>>>(x);
+  threads.y = 4;
+  plain<<<blocks, threads>>>(x);
   return a << b < c;
 }
 """
@@ -202,6 +208,8 @@ def test_launches() -> None:
         Launch("plain", "", None, (4, 1, 1), 0),
         Launch("plain", "", (4, 1, 1), (7, 1, 1), 0),
         Launch("k", "<33, float>", (1, 1, 1), (1, 1, 1), 0),
+        Launch("plain", "", (3, 5, 1), (32, 2, 1), 0),
+        Launch("plain", "", (3, 5, 1), None, 0),
         Launch("k", "<33, float>", None, None, None),
     ]
 

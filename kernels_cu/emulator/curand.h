@@ -1,0 +1,2 @@
+// The host side of cuRAND has nothing that a kernel needs.
+#pragma once

@@ -1,0 +1,11 @@
+// thrust::complex
+#pragma once
+#include "emu_hide_names.h"
+
+#include "../complex_numbers.h"
+
+namespace thrust {
+EMU_COMPLEX_NAMES
+}
+
+#include "emu_show_names.h"
