@@ -23,6 +23,8 @@ from simulator.errors import UsageError
 __all__ = ["document", "joined", "written"]
 
 Row = dict[str, Any]
+_PLAIN = (str, int, float, type(None))
+"""What need not be copied."""
 
 GIVEN = "…"
 """Of a template: each row's line says it."""
@@ -133,7 +135,7 @@ def _whole(value: Any, template: Any) -> Any:
             if key not in value:
                 if part == GIVEN:
                     raise KeyError(key)
-                whole[key] = copy.deepcopy(part) if isinstance(part, (dict, list)) else part
+                whole[key] = part if isinstance(part, _PLAIN) else copy.deepcopy(part)
             while key not in whole:  # and what only some rows have, before it
                 own = next(rest)
                 whole[own] = _whole(value[own], template.get(own))

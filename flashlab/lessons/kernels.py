@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.base.process import run_child
+from flashlab.base.process import ONE_THREAD, run_child
 from flashlab.base.scratch import scratch
 from flashlab.emulator import kernels_of
 from flashlab.emulator.files import parameters_of
@@ -44,10 +44,18 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
     if refusal:
         return refusal
     launches = exercise.launches(fresh())
+    return _tutored(run_apart(path, text, exercise, launches, seconds), path, exercise, launches, seconds)
+
+
+def run_apart(
+    path: Path, text: str, exercise: KernelExercise, launches: Sequence[Launch], seconds: float, child: str = CHILD,
+    environment: Mapping[str, str] = ONE_THREAD,
+) -> Verdict:  # fmt: skip
+    """The verdict on a file that a child process runs in such an environment."""
     with scratch() as folder:
         job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        outcome = run_child(folder, PATIENCE * seconds, CHILD)
+        outcome = run_child(folder, PATIENCE * seconds, child, environment)
         if outcome.kind == "no end":
             return unended(exercise.name, f"{path.name}: {outcome.message}", seconds, outcome.printed)
         if outcome.kind != "done":
@@ -56,7 +64,7 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
             verdict = of_files(exercise, text, launches, folder)
         except UNREADABLE:
             verdict = Verdict(exercise.name, "exit", TAMPERED)
-    return replace(_tutored(verdict, path, exercise, launches, seconds), printed=outcome.printed)
+    return replace(verdict, printed=outcome.printed)
 
 
 def of_files(exercise: KernelExercise, text: str, launches: Sequence[Launch], folder: Path) -> Verdict:

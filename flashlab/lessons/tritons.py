@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-import pickle
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from flashlab.base.process import ONE_THREAD, run_child
-from flashlab.base.scratch import scratch
-from flashlab.lessons.kernels import fresh, of_files, text_of
+from flashlab.base.process import ONE_THREAD
+from flashlab.lessons.kernels import fresh, run_apart, text_of
 from flashlab.lessons.lesson06_triton import LONGEST, TritonExercise
-from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Verdict, unended
+from flashlab.lessons.verdict import Verdict
 
 CHILD = "flashlab.lessons.triton_child"
 HERE = "Triton isn't here, and its interpreter runs this exercise, without a GPU: pip install triton, on Linux"
@@ -25,24 +23,9 @@ def check(path: Path, exercise: TritonExercise, seconds: float) -> Verdict:
         return refusal
     if find_spec("triton") is None:
         return Verdict(exercise.name, "unavailable", HERE)
-    launches = exercise.launches(fresh())
-    with scratch() as folder:
-        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches, "seconds": seconds}
-        (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        outcome = run_child(folder, PATIENCE * seconds, CHILD, {**ONE_THREAD, "TRITON_INTERPRET": "1"})
-        if outcome.kind == "no end":
-            return unended(exercise.name, f"{path.name}: {outcome.message}", seconds, outcome.printed)
-        if outcome.kind != "done":
-            return Verdict(exercise.name, outcome.kind, f"{path.name}: {outcome.message}", printed=outcome.printed)
-        try:
-            verdict = of_files(exercise, text, launches, folder)
-        except UNREADABLE:
-            verdict = Verdict(exercise.name, "exit", TAMPERED)
-    return replace(
-        verdict,
-        sram=verdict.sram.replace("run on the emulator", "run by Triton's interpreter"),
-        printed=outcome.printed,
-    )
+    environment = {**ONE_THREAD, "TRITON_INTERPRET": "1"}
+    verdict = run_apart(path, text, exercise, exercise.launches(fresh()), seconds, CHILD, environment)
+    return replace(verdict, sram=verdict.sram.replace("run on the emulator", "run by Triton's interpreter"))
 
 
 def _refusal(text: str, path: Path, exercise: TritonExercise) -> Verdict | None:

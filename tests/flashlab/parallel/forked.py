@@ -144,7 +144,7 @@ def fault(rank: int, folder: str, *, how: str) -> None:
     if other and how.startswith("dies"):
         os._exit(3)
     if other and how == "late":
-        time.sleep(3 * TIMEOUT)
+        time.sleep(2 * TIMEOUT)
     if other and how == "interrupted":
 
         def half(self: Any, step: str, **tensors: Any) -> None:
