@@ -12,7 +12,7 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import Case, run_case, verify
-from simulator.dtypes import Array, attention
+from tests.flashlab.verify.candidates import Array, attention
 from tests.tiers import one_of_each
 
 SCORES = ["soft cap", "sinks", "alibi"]

@@ -10,8 +10,8 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import CHECKS, verify
-from simulator.dtypes import Array, attention
 from simulator.problem import DTYPES
+from tests.flashlab.verify.candidates import Array, attention
 from tests.tiers import one_of_each
 
 Attention = Callable[..., tuple[Array, Array]]

@@ -16,7 +16,7 @@ from flashlab.verify import CHECKS, Case, verify
 from flashlab.verify.bench import Bench
 from flashlab.verify.cases import random_cases
 from flashlab.verify.targets import target_of
-from simulator.dtypes import Array, attention
+from tests.flashlab.verify.candidates import Array, attention
 from tests.tiers import one_of_each
 
 

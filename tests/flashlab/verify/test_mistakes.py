@@ -12,7 +12,7 @@ import pytest
 import flashlab as fl
 from flashlab.verify import run_case, verify
 from flashlab.verify.zoo import Fault, tiled
-from simulator.dtypes import Array, attention
+from tests.flashlab.verify.candidates import Array, attention
 from tests.tiers import one_of_each
 
 Kernel = Callable[..., Any]

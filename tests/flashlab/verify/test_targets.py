@@ -18,7 +18,7 @@ import pytest
 import flashlab as fl
 from flashlab.verify import OUTSIDERS, Case, Report, run_case, verify
 from flashlab.verify.memory import FRAMES, frame_named, place
-from simulator.dtypes import Array, attention
+from tests.flashlab.verify.candidates import Array, attention
 from tests.tiers import one_of_each
 
 ALGORITHMS = list(fl.catalogue.of())
