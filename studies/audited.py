@@ -140,8 +140,8 @@ def _matched(share: float) -> Callable[[Input], Callable[[Result], bool]]:
 
 def _flash_attention() -> Iterator[Input]:
     rng = np.random.default_rng(0)
-    lengths = (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256)
-    for pair, dim, kv, causal, local in product(lengths, (59, 64, 128), (6, 2, 1), (False, True), (False, True)):
+    lengths = (113, 203), (108, 256), (512, 256)
+    for pair, dim, kv, causal, local in product(lengths, (59, 64), (6, 2), (False, True), (False, True)):
         p = _problem((6, kv), pair, dim, "float16")
         left, right = (int(n) for n in rng.integers(0, pair[1], 2))
         window = (left, 0 if causal else right) if local else None
@@ -258,7 +258,7 @@ PUBLIC = (
     Public(
         "flash-attention", "Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced", "tests/test_flash_attn.py",
         "pytest tests/test_flash_attn.py -k test_flash_attn_output", "its own kernels, on every commit", "the largest error is "
-        "at most twice that of attention in float16", "6 of its 10 pairs of lengths, 3 of its 11 head dims, one of a batch of 4; "
+        "at most twice that of attention in float16", "3 of its 10 pairs of lengths, 2 of its 11 head dims, one of a batch of 4; "
         "no dropout, soft cap, ALiBi or gradients", _flash_attention, _twice_the_error, frozenset({"causal", "window"}),
     ),
     Public(

@@ -143,7 +143,8 @@ def verify(
 
     `judge` says what is right in the place of float64 attention: a function (q, k, v, ...) of NumPy arrays, with the keywords of
     a callable. It returns (out, lse), or out alone where the target returns no LSE. The rule allows what it does for attention of
-    the same inputs. Laws of attention are checked only where `checks` names them: the others are `JUDGED`.
+    the same inputs, in proportion where the judge's rows are larger. Laws of attention are checked only where `checks` names
+    them: the others are `JUDGED`.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
