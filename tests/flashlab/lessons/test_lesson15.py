@@ -50,7 +50,7 @@ def test_the_budget_is_that_of_mla(heads: int, len_kv: int, batch: int, tile: tu
 
 
 def test_the_solution_attends_as_mla_does():
-    arrays = LATENT.draw(latent_problem(heads=20, len_kv=90, dtype="float16"), 3)
+    arrays: Any = LATENT.draw(latent_problem(heads=20, len_kv=90, dtype="float16"), 3)
     mine, ours = (fl.simulate(x, **arrays, tile=(16, 32)).out for x in (solution("15.2"), "mla"))
     assert mine == pytest.approx(ours, abs=2e-3)
 
@@ -137,7 +137,7 @@ def test_a_layer_unfolded_is_attention(heads: int, queries: int, tokens: int, se
 
 def test_the_solution_keeps_what_the_library_keeps():
     for kept in lesson15_int8.kept().values():
-        due = fl.quantize_cache(*(x[None, None].astype(np.float32) for x in (kept.k, kept.v)))
+        due = fl.quantize_cache(kept.k[None, None].astype(np.float32), kept.v[None, None].astype(np.float32))
         for x, codes, scales in ((kept.k, due.k, due.k_scale), (kept.v, due.v, due.v_scale)):
             mine = class_solution("15.4")().store(x)
             assert mine[0] == pytest.approx(codes[0, 0], abs=1)  # the library divides in float32
@@ -365,7 +365,7 @@ def test_what_the_text_says_of_k_and_v():
 
 def test_the_player_knows_what_a_program_of_ones_own_computes():
     """By its inputs. So it shows S over latent rows, and over pages."""
-    x = LATENT.draw(latent_problem(heads=2, len_kv=40, dtype="float16"))
+    x: Any = LATENT.draw(latent_problem(heads=2, len_kv=40, dtype="float16"))
     trace = fl.simulate(solution("15.2"), **x, tile=(16, 32), trace=(0, 0)).trace
     assert (
         trace is not None
@@ -373,7 +373,8 @@ def test_the_player_knows_what_a_program_of_ones_own_computes():
         and roles_of(trace, Problem(**trace.problem))["latent"] == "keys"
     )
     p = Problem(batch=1, heads=2, len_q=1, len_kv=40, head_dim=64, dtype="float16")
-    of_pages = PAGED.draw(p.replace(page_size=16))
-    for name, arrays, due in (("13.1", of_pages, PAGED), ("12.1", ATTENTION.draw(p), ATTENTION)):
+    of_pages: Any = PAGED.draw(p.replace(page_size=16))
+    of_one_piece: Any = ATTENTION.draw(p)
+    for name, arrays, due in (("13.1", of_pages, PAGED), ("12.1", of_one_piece, ATTENTION)):
         trace = fl.simulate(solution(name), **arrays, tile=(16, 32), trace=(0, 0)).trace
         assert trace is not None and operation_of(trace) is due
