@@ -20,10 +20,11 @@ from flashlab.base.files import path_of
 from flashlab.base.host import Empty, is_array, to_numpy
 from flashlab.base.scratch import scratch
 from flashlab.emulator.apart import MEMORY
+from flashlab.emulator.arena import Arena, Buffer
 from flashlab.emulator.arguments import bytes_of
 from flashlab.emulator.build import build_program
 from flashlab.emulator.files import options_of_build
-from flashlab.emulator.library import Arena, Buffer, Launched, Library, Line, check_limits, known, load
+from flashlab.emulator.library import Launched, Library, Line, check_limits, known, load
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
