@@ -313,8 +313,11 @@ class OutsideFrame(NumpyFrame):
     """A framework in another process. Here its arrays are NumPy's. They become the framework's there."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__()  # which imports NumPy
         self.name, self.views = name, name != "jax"  # pyright: ignore[reportAttributeAccessIssue]
+
+    def put(self, values: Array) -> Any:
+        return values.copy()
 
 
 class Counted(Steps):
