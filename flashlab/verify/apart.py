@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,7 +60,8 @@ def verify_apart(
         raise UsageError("target", Said(name), f"one that can go to another process ({error})"[:200]) from None
     with scratch() as folder:
         # small products have nothing to share out, and threads that wait for each other cost more than they do
-        environment, threads = (ONE_THREAD, one_blas_thread()) if options.quick else ({}, nullcontext())
+        environment: Mapping[str, str] = ONE_THREAD if options.quick else dict[str, str]()
+        threads = one_blas_thread() if options.quick else nullcontext()
         session = Session(folder, name, dumped, seconds, memory, options.framework, environment)
         try:
             seed = secrets.randbelow(SEEDS) if options.seed is None else options.seed
