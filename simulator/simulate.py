@@ -169,7 +169,7 @@ def run_on_data(
         return machine, _run(program, machine)
 
     parts = _sequences(operation, arrays, problem) if problem.apart else _parts(operation, arrays, problem)
-    with _one_blas_thread():
+    with one_blas_thread():
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
@@ -278,7 +278,7 @@ _limiting = Lock()
 
 
 @contextmanager
-def _one_blas_thread() -> Generator[None]:
+def one_blas_thread() -> Generator[None]:
     """Keeps NumPy's BLAS to one thread. Of calls that overlap the first does so, and puts back what it found.
 
     A second one would find the first one's single thread, and leave that behind. Where the simulator has no threads of its

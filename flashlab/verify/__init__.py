@@ -554,7 +554,7 @@ def _one(bench: Bench, case: Case) -> Trial:
 def _failing(bench: Bench, trial: Trial, row: Row, before: Case | None = None) -> Failing:
     """What fails in a trial, with Python that shows it and the likely mistake. `before` is the case before it shrank."""
     name, message, cause = row.check, row.detail, ""
-    if not row.ended:
+    if not row.ended and not bench.quick:
         case, others = trial.case or Case(problem=trial.problem, seed=bench.seed), [before] if before else []
         from flashlab.verify.mistakes import likely  # only where something is wrong
 

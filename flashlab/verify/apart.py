@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from flashlab.base.process import ONE_THREAD
 from flashlab.verify.adapter import Adapter
 from flashlab.verify.domain import Domain
 from flashlab.verify.kernels import FileKernel, KernelTarget
@@ -24,6 +26,7 @@ from flashlab.verify.session import Counted, Function, Session, place_of, word
 from flashlab.verify.steps import Ended
 from simulator import Problem
 from simulator.errors import Said, UsageError
+from simulator.simulate import one_blas_thread
 
 if TYPE_CHECKING:
     from flashlab.verify import Options
@@ -56,11 +59,15 @@ def verify_apart(
     except Exception as error:  # whatever an object raises that can't be pickled
         raise UsageError("target", Said(name), f"one that can go to another process ({error})"[:200]) from None
     with scratch() as folder:
-        session = Session(Path(folder), name, dumped, seconds, memory, options.framework)
+        # small products have nothing to share out, and threads that wait for each other cost more than they do
+        environment: Mapping[str, str] = ONE_THREAD if options.quick else dict[str, str]()
+        threads = one_blas_thread() if options.quick else nullcontext()
+        session = Session(folder, name, dumped, seconds, memory, options.framework, environment)
         try:
             seed = secrets.randbelow(SEEDS) if options.seed is None else options.seed
             target = _target(session, options, adapt, refuse)
-            report = verified(target, replace(options, seed=seed), on_row, Counted(session))
+            with threads:
+                report = verified(target, replace(options, seed=seed), on_row, Counted(session))
         finally:
             session.close()
     return replace(report, seconds=time.perf_counter() - begun)

@@ -58,9 +58,10 @@ class Session:
     """
 
     def __init__(
-        self, folder: Path, name: str, load: bytes, seconds: float, memory: int | None, framework: str | None
-    ) -> None:
-        self.folder, self.name, self.seconds = folder, name, seconds
+        self, folder: Path, name: str, load: bytes, seconds: float, memory: int | None, framework: str | None,
+        environment: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.folder, self.name, self.seconds, self._environment = folder, name, seconds, environment
         job = Job(
             str(Path.cwd()), [str(Path(x).absolute()) if x else x for x in sys.path], memory, seconds, load, framework
         )
@@ -136,8 +137,9 @@ class Session:
         (self.folder / WHERE).unlink(missing_ok=True)
         with (self.folder / "printed.txt").open("wb") as sink:
             child = start_child(
-                self.folder, "flashlab.verify.candidate", {}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink
-            )
+                self.folder, "flashlab.verify.candidate", self._environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink,
+            )  # fmt: skip
         self._child, lines = child, queue.SimpleQueue[bytes]()
         self._lines = lines
 
@@ -311,8 +313,11 @@ class OutsideFrame(NumpyFrame):
     """A framework in another process. Here its arrays are NumPy's. They become the framework's there."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__()  # which imports NumPy
         self.name, self.views = name, name != "jax"  # pyright: ignore[reportAttributeAccessIssue]
+
+    def put(self, values: Array) -> Any:
+        return values.copy()
 
 
 class Counted(Steps):

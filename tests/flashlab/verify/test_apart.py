@@ -419,6 +419,19 @@ def test_conventions_are_said_by_the_judge(harm: Path, monkeypatch: pytest.Monke
         verify("harm:right", adapt=fl.Adapter)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("operation", ["attention", "gradients"])
+def test_torch_is_in_the_other_process(tmp_path: Path, operation: str) -> None:
+    """Here its arrays are NumPy's, of bfloat16 too."""
+    (tmp_path / "theirs.py").write_text(
+        "import torch\ndef attention(q, k, v):\n    p = torch.softmax(q.float() @ k.float().mT * q.shape[-1] ** -0.5, -1)\n"
+        "    return (p @ v.float()).to(q.dtype)\n"
+    )
+    words = ["--framework", "torch", "--operation", operation, "--dtype", "bfloat16", "--groups", 1, "--no-empty"]
+    found = document("verify", f"{tmp_path}/theirs.py:attention", *words, "--check", "determinism")
+    assert found["counts"]["passed"] and not found["counts"]["failed"]
+
+
 def test_the_same_memory_is_handed_over(harm: Path) -> None:
     """`reuse` sees a cache by address, in this process too."""
     kept: dict[Any, Any] = {}
