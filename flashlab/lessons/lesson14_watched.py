@@ -140,8 +140,9 @@ def ran(
         if rank.k.shape == rank.v.shape:
             names.give(f"V and K of rank {rank.index}", np.stack([rank.k, rank.v]))
         begun = answer(mine)
-        mine.returned = (yield from cast("Iterator[Any]", begun)) if inspect.isgenerator(begun) else begun
-        return mine.returned
+        result: Any = (yield from cast("Any", begun)) if inspect.isgenerator(begun) else begun
+        mine.returned = result
+        return result
 
     ways: Any = {"backward" if "forward" in scheme else "forward": watched}
     try:
