@@ -285,8 +285,8 @@ def _are_pairs(answer: Any) -> bool:
 
 def raised(error: Exception, manager: Any) -> str:
     """An exception in words, with the line of the manager's own text, or the function's, that it came from."""
-    own: Any = manager if isinstance(manager, type) else type(manager)
-    texts: tuple[Any, ...] = (manager, *vars(own).values())
+    own = manager if isinstance(manager, type) else type(manager)
+    texts: list[Any] = [manager, *cast("dict[str, Any]", vars(own)).values()]
     file = next((x.__code__.co_filename for x in texts if hasattr(x, "__code__")), "")
     return f"{type(error).__name__}: {error}{at_line(line_of(error.__traceback__, file), file)}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -140,8 +140,9 @@ def ran(
         if rank.k.shape == rank.v.shape:
             names.give(f"V and K of rank {rank.index}", np.stack([rank.k, rank.v]))
         begun = answer(mine)
-        mine.returned = (yield from cast("Iterator[Any]", begun)) if inspect.isgenerator(begun) else begun
-        return mine.returned
+        result: Any = (yield from cast("Generator[Any, Any, Any]", begun)) if inspect.isgenerator(begun) else begun
+        mine.returned = result
+        return result
 
     ways: Any = {"backward" if "forward" in scheme else "forward": watched}
     try:
