@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kernels_cu
-from flashlab.emulator.arena import NOBODYS, Arena
+from flashlab.emulator.arena import Arena
 from flashlab.emulator.places import lines_of
 from simulator.errors import UsageError, unknown
 from simulator.fields import integer
