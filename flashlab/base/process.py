@@ -94,7 +94,7 @@ def run_child(
     return Outcome("done", "", _start(text))
 
 
-def start_child(folder: Path, module: str, environment: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+def start_child(folder: Path, module: str, environment: Mapping[str, str], **streams: Any) -> subprocess.Popen[Any]:
     """Start `python -m module folder` there, with limits on what it inherits. `streams` are those of `Popen`."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
     own = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}

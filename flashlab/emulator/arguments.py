@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from flashlab.base.host import Empty, Poisoned, is_array, to_numpy
-from flashlab.emulator.library import NOBODYS, Arena, Library, Parameter
+from flashlab.emulator.arena import NOBODYS, Arena
+from flashlab.emulator.library import Library, Parameter
 from flashlab.emulator.symbols import number
 from flashlab.emulator.textures import TEXTURE, Texture
 from simulator.dtypes import Array, numpy_dtype

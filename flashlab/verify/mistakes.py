@@ -86,7 +86,7 @@ def _matching(bench: Bench, case: Case) -> dict[str, bool] | None:
 
 def _fits(expected: Expected, out: Array, lse: Array | None) -> bool:
     """Is a result within the rule of this truth? A row for which both have no number is no difference, if there are others."""
-    lost: Array = ~np.isfinite(expected.out).all(-1)
+    lost = np.asarray(~np.isfinite(expected.out).all(-1))
     if lost.any() and not lost.all() and np.array_equal(lost, ~np.isfinite(out.astype(np.float64)).all(-1)):
         truth = np.where(lost[..., None], 0.0, expected.out)
         expected = replace(expected, out=truth, out_tolerance=np.where(lost, 1.0, expected.out_tolerance))
