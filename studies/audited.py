@@ -164,9 +164,8 @@ def _narrow(given: Input, *, scale_on_k: bool = False) -> Array:
         k = (k.astype(np.float32) / root).astype(dtype)
     s = (given.q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)).astype(dtype).astype(np.float32)
     s = s if scale_on_k else (s / root).astype(dtype).astype(np.float32)
-    rows, keys = s.shape[2:]
-    i: Array = (np.arange(rows) + (keys - rows))[:, None]
-    j: Array = np.arange(keys)
+    rows, keys = int(s.shape[2]), int(s.shape[3])
+    i, j = np.arange(keys - rows, keys).reshape(-1, 1), np.arange(keys)
     left, right = given.window or (None, None)
     seen: Array = np.ones(s.shape[2:], bool)
     if given.causal:
