@@ -64,7 +64,7 @@ class _Scene:
                 rows["sinks"] = self.arrays["sinks"]
             if shown is not None:  # in place of the causal mask
                 rows["mask"], masks = (
-                    shown(np.arange(one.len_q).reshape(-1, 1), np.arange(len(own)), len(own) - one.len_q),
+                    shown(np.expand_dims(np.arange(one.len_q), 1), np.arange(len(own)), len(own) - one.len_q),
                     {**masks, "causal": False, "mask": "dense"},
                 )
             p = one.gathered.replace(**{"len_kv": len(own), **masks})

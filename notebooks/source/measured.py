@@ -164,7 +164,7 @@ def _served() -> dict[str, Any]:
 def _parallel() -> dict[str, Any]:
     """Milliseconds of attention on two GPUs and on one, by scheme and length, there and back, beside what the timeline said; and of
     decoding."""
-    known = results.find(ROOT / results.FOLDER, kind="parallel")
+    known = [each for each in results.find(ROOT / results.FOLDER, kind="parallel") if each.data["ranks"] == 2]
     speed, decode = ([each for each in known if each.subject == name][-1] for name in ("speed", "decode"))
     kept, of = ("contender", "length", "backward", "ms", "predicted"), ("contender", "keys", "ms")
     return {
