@@ -164,8 +164,9 @@ def _narrow(given: Input, *, scale_on_k: bool = False) -> Array:
         k = (k.astype(np.float32) / root).astype(dtype)
     s = (given.q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)).astype(dtype).astype(np.float32)
     s = s if scale_on_k else (s / root).astype(dtype).astype(np.float32)
-    rows, keys = given.q.shape[2], given.k.shape[2]
-    i, j = np.expand_dims(np.arange(keys - rows, keys), 1), np.arange(keys)
+    rows: int = given.q.shape[2]
+    keys: int = given.k.shape[2]
+    i, j = np.arange(keys - rows, keys)[:, None], np.arange(keys)
     left, right = given.window or (None, None)
     seen = np.ones((rows, keys), bool)
     if given.causal:

@@ -63,8 +63,9 @@ class _Scene:
             if "sinks" in self.arrays and masks.get("sinks", True):
                 rows["sinks"] = self.arrays["sinks"]
             if shown is not None:  # in place of the causal mask
+                len_q: int = one.len_q
                 rows["mask"], masks = (
-                    shown(np.expand_dims(np.arange(one.len_q), 1), np.arange(len(own)), len(own) - one.len_q),
+                    shown(np.arange(len_q)[:, None], np.arange(len(own)), len(own) - len_q),
                     {**masks, "causal": False, "mask": "dense"},
                 )
             p = one.gathered.replace(**{"len_kv": len(own), **masks})

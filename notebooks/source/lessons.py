@@ -90,7 +90,10 @@ def markdown(text: str) -> Iterator[NotebookNode]:
 def exercise(this: Exercise | ClassExercise) -> Iterator[NotebookNode]:
     """Task, skeleton with its check, and folded: hints one by one, the solution."""
     yield posed(this)
-    shapes = r"(?m)^(?:@fl\.program.*\ndef|class) (\w+)", r"(?m)^def (\w+)"  # other functions may stand before a program
+    shapes = (
+        r"(?m)^(?:@fl\.program.*\ndef|class) (\w+)",
+        r"(?m)^def (\w+)",
+    )  # other functions may stand before a program
     name = next(found[1] for shape in shapes if (found := re.search(shape, this.skeleton)))
     yield new_code_cell(f'{this.skeleton}\n\nfl.check({name}, exercise="{this.name}")')
     yield hints(this.hints, f"```python\n{this.solution}```")
