@@ -176,7 +176,7 @@ def _narrow(given: Input, *, scale_on_k: bool = False) -> Array:
     if right is not None:
         seen &= j <= i + right
     s = np.where(seen, s, -np.inf)
-    top = s.max(-1, keepdims=True)
+    top: Array = s.max(-1, keepdims=True)
     e = np.exp(s - np.where(np.isneginf(top), 0, top))
     total = e.sum(-1, keepdims=True)
     p = (e / np.where(total == 0, 1, total)).astype(dtype).astype(np.float32)

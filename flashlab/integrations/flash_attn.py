@@ -16,7 +16,7 @@ from operator import index
 from typing import Any
 
 from flashlab.base.host import refused
-from flashlab.run.autograd import attention, check_axes, check_tensors, offsets, torch, used
+from flashlab.run.autograd import attention, check_axes, check_tensors, integers, offsets, torch, used
 from flashlab.run.call import attention as over_pages
 from flashlab.run.pools import append_kv
 from simulator.errors import Said, UsageError
@@ -79,8 +79,8 @@ def flash_attn_varlen_func(
 
     `cu_seqlens_q` and `cu_seqlens_k`, int32 (sequences + 1,), say where each begins, and where the last one ends. They are fetched
     from the GPU, because a launch is planned for the lengths. The longest sequence follows from them. `seqused_q` and `seqused_k`,
-    (sequences,), say how many of a sequence's rows are used, from its first: of the others `out` and gradients are 0. What else is
-    taken is as in `flash_attn_func`.
+    (sequences,), say how many of a sequence's rows are used, from its first: of the others `out` and gradients are 0, as they are
+    of rows behind the last sequence. What else is taken is as in `flash_attn_func`.
 
     With `block_table`, int32 (sequences, pages), k and v are pools (pages, page_size, heads, head_dim). Nothing is fetched then:
     the kernel reads `cu_seqlens_q`, and how many keys each sequence has, `seqused_k` or the differences of `cu_seqlens_k`. No
@@ -124,12 +124,19 @@ def flash_attn_varlen_func(
         q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, deterministic
     )
     _check_promises(return_attn_probs, options)
+    total_q = len(q)
+    if not torch.compiler.is_compiling():
+        q, cu_seqlens_q = _of_sequences("cu_seqlens_q", cu_seqlens_q, q)
+        k, cu_seqlens_k = _of_sequences("cu_seqlens_k", cu_seqlens_k, k)
+        v = v[: len(k)]
     if chunk:
         ends_q, ends_k = offsets(cu_seqlens_q, cu_seqlens_k, len(q), len(k))
         stops = (used(*each) for each in (("seqused_q", seqused_q, ends_q), ("seqused_k", seqused_k, ends_k)))
         cu_seqlens_q, cu_seqlens_k = _cut(ends_q, ends_k, chunk, *([rows.stop for rows in x or ()] for x in stops))
         seqused_q = seqused_k = None
     out, lse = _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, {**options, "seqused_q": seqused_q, "seqused_k": seqused_k})
+    if behind := total_q - len(q):
+        out, lse = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, behind)), torch.nn.functional.pad(lse, (0, behind))
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -367,6 +374,13 @@ def _attended(
         if begins is not None
         else (out[:, :, 0].contiguous(), lse[:, :, 0].T.contiguous())
     )
+
+
+def _of_sequences(name: str, ends: Any, x: Any) -> tuple[Any, Any]:
+    """The rows of an array that a sequence has, and the offsets on the CPU. Servers pad the last rows, for CUDA graphs."""
+    numbers = integers(name, ends, "(sequences + 1)")
+    held = x[: numbers[-1]] if numbers and 0 <= numbers[-1] < len(x) else x
+    return held, torch.tensor(numbers, dtype=ends.dtype)
 
 
 def _ragged(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, options: dict[str, Any]) -> tuple[Any, Any]:

@@ -125,3 +125,20 @@ def test_the_signatures_name_what_transformers_passes() -> None:
     ragged = {name for name in passed if name.startswith(("cu_", "max_", "block_"))}
     assert passed - ragged - named[0].keys() == {"page_table", "cache_seqlens"}
     assert not any(p.kind is p.VAR_KEYWORD for each in named for p in each.values()), "a keyword may be swallowed"
+
+
+@pytest.mark.parametrize("chunk", [0, 8])
+def test_rows_behind_the_last_sequence_belong_to_none(chunk: int) -> None:
+    """A server pads q, k and v for its CUDA graphs. NaN there reaches nothing, and `out` and gradients are 0 there."""
+    torch.manual_seed(0)
+    ends_q, ends_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 9, 20], [0, 15, 31]))
+    dense = [torch.randn(n, heads, 16) for n, heads in ((20, 4), (31, 2), (31, 2))]
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 5), value=float("nan")) for x in dense]
+    results = []
+    for arrays in (dense, padded):
+        q, k, v = (x.clone().requires_grad_() for x in arrays)
+        out = door().flash_attn_varlen_func(q, k, v, ends_q, ends_k, causal=True, attention_chunk=chunk)
+        out.square().sum().backward()
+        results.append([out, q.grad, k.grad, v.grad])
+    for right, found in zip(*results, strict=True):
+        assert torch.equal(found[: len(right)], right) and not found[len(right) :].any()
