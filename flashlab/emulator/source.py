@@ -260,11 +260,15 @@ class Source:
             return a, b, f"emu_ptx_refuse({json.dumps(str(error))});"
 
 
+_BEHIND_OPERATORS = ("const", "volatile", "noexcept")
+"""Words behind a conversion, `operator int() const`, which reads like a variable."""
+
+
 def _members(piece: Piece) -> Iterator[str]:
     """The names of a class's variables, and of those of classes within it."""
     for inner in piece.inner:
         if inner.kind == "variable" and not inner.words & {"static", "using", "friend"}:
-            yield from (name for name in inner.names if name.isidentifier())
+            yield from (name for name in inner.names if name.isidentifier() and name not in _BEHIND_OPERATORS)
         yield from _members(inner)
 
 

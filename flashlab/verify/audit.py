@@ -138,7 +138,7 @@ def audit_inputs(
 ) -> Audit:  # fmt: skip
     """Which wrong kernels pass a comparison of `out` with attention in float64, on the inputs of one problem.
 
-    The comparison is that of `numpy.allclose`, element by element: |out - ref| <= atol + rtol |ref|. `inputs` is one of
+    The comparison is that of `numpy.allclose`, element by element: `|out - ref| <= atol + rtol |ref|`. `inputs` is one of
     `flashlab.verify.INPUTS`. Raises `UsageError` for bad input.
 
     >>> import flashlab as fl

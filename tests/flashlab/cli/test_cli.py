@@ -144,7 +144,8 @@ def test_what_is_refused_at_once_has_one_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_commands_are_those_of_the_design() -> None:
-    assert {command.name or command.callback.__name__ for command in app.registered_commands} == set(COMMANDS)
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert {name.replace("_", "-") for name in names} == set(COMMANDS)
 
 
 def test_version() -> None:

@@ -74,7 +74,7 @@ def test_documents_of_two_runs(tmp_path: Path) -> None:
 
 def test_every_command_has_a_schema_and_a_test() -> None:
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    assert names == set(DOCUMENTS) == {
+    assert {name.replace("_", "-") for name in names} == set(DOCUMENTS) == {
         *SMALL, *NEED_A_GPU_OR_TORCH, "lessons", "emulate", "run", "counters", "diff", "audit-test",
     }  # fmt: skip
 
