@@ -224,7 +224,7 @@ PREDICTIONS = (
         slips=lambda: {
             f"{name}_{n}": of(n) for n in (8, 2) for name, of in (("ring", _of_ring), ("ulysses", _of_ulysses))
         },
-        because="A ring sends a rank's K and V seven times, and an all-gather sends as much. So fewer heads of K and V help "
+        because="A ring sends K and V of a rank seven times, and an all-gather sends as much. So fewer heads of K and V help "
         "it: with 2 it sends a quarter. Ulysses sends each row once, in eighths: Q, K, V, and the output back. With 2 heads "
         "of K and V each is sent to four ranks, so that costs as much as 8 heads do.",
     ),
