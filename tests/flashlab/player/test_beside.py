@@ -41,27 +41,30 @@ def test_the_pool_says_whose_page_it_is(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", SPLIT)
-def test_four_chunks_are_merged(algorithm: str) -> None:
+def test_chunks_are_merged(algorithm: str) -> None:
+    """A block of flash_decoding has runs of two chunks here, whose parts it merges in registers."""
     trace = shown(algorithm)
     found = parts(trace, Scores.of(trace))
     assert found is not None
     keys = Scores.of(trace).keys
-    assert found.boxes == [((n * 64, min(keys, n * 64 + 64)), 0) for n in range(4)]
+    width = 128 if algorithm == "flash_decoding" else 64
+    many = -(-keys // width)
+    assert many >= 2 and found.boxes == [((n * width, min(keys, (n + 1) * width)), 0) for n in range(many)]
     stored = [states for event, states in zip(trace.events, found.states, strict=True) if event.step == "store_partial"]
-    assert stored == [(*[Part.THERE] * n, Part.WRITTEN, *[Part.NONE] * (4 - n)) for n in range(4)]
+    assert stored == [(*[Part.THERE] * n, Part.WRITTEN, *[Part.NONE] * (many - n)) for n in range(many)]
     merged = [states for event, states in zip(trace.events, found.states, strict=True) if event.step == "merge"]
-    assert all(states[:4] == (Part.READ,) * 4 for states in merged) and merged
-    assert found.states[-1] == (*[Part.THERE] * 4, Part.WRITTEN)
+    assert all(states[:many] == (Part.READ,) * many for states in merged) and merged
+    assert found.states[-1] == (*[Part.THERE] * many, Part.WRITTEN)
 
 
 def test_a_node_of_many_chunks_is_above_them() -> None:
-    """Beyond 32 chunks a node is written, too."""
-    p = fl.Problem(batch=1, heads=1, len_q=1, len_kv=40 * 64, head_dim=16, dtype="float16")
+    """Beyond 32 runs of two chunks a node is written, too."""
+    p = fl.Problem(batch=1, heads=1, len_q=1, len_kv=80 * 64, head_dim=16, dtype="float16")
     trace = fl.simulate("flash_decoding", *fl.random_inputs(p), tile=(16, 16), trace=(0, 0)).trace
     assert trace is not None
     found = parts(trace, Scores.of(trace))
     assert found is not None
-    assert [box for box in found.boxes if box[1]] == [((0, 2048), 1), ((2048, 2560), 1)]
+    assert [box for box in found.boxes if box[1]] == [((0, 4096), 1), ((4096, 5120), 1)]
 
 
 def test_keys_of_one_chunk_have_no_parts() -> None:

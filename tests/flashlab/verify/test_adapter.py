@@ -85,7 +85,7 @@ def test_any_keywords_are_no_word_for_sinks() -> None:
     report = verify(
         fl.Adapter(lambda q, k, v, **more: attention(q, k, v, **more), lse="e"), dtypes=["float16"], examples=9
     )
-    assert report.verdict == "passed" and report.never_ran == [*SCORES, "mask", "lengths"]
+    assert report.verdict == "passed" and report.never_ran == [*SCORES, "mask", "lengths", "dropout"]
     told = fl.Adapter(lambda q, k, v, **more: attention(q, k, v, **more), lse="e", names={"sinks": "sinks"})
     assert verify(told, dtypes=["float16"], checks=["rule"]).never_ran == ["soft cap", "alibi"]
 
@@ -100,7 +100,7 @@ def test_alibi_has_no_top_left_convention() -> None:
     [
         (
             {"casual": "causal"},
-            "names = 'casual': expected one of causal, window, scale, soft_cap, sinks, alibi, mask, block_size, lengths, partial, dropout, exact_lse, chunk, lse (did you mean causal?)",  # noqa: E501
+            "names = 'casual': expected one of causal, window, scale, soft_cap, sinks, alibi, mask, block_size, lengths, partial, dropout, exact_lse, chunk, lse, seed (did you mean causal?)",  # noqa: E501
         ),
         (
             {"causal": "is_causal"},
@@ -181,7 +181,7 @@ def test_the_verdict_says_how_much_ran() -> None:
     report = verify(fl.Adapter(lambda q, k, v: attention(q, k, v)[0]), dtypes=["float32"], examples=20)
     ran = len(report.rows) - report.counts["not run"]
     assert report.headline.endswith(f"passed, LSE unchecked ({ran} of {len(report.rows)} checks ran)")
-    assert report.never_ran == ["causal", "window", *SCORES, "mask", "lengths"]
+    assert report.never_ran == ["causal", "window", *SCORES, "mask", "lengths", "dropout"]
 
 
 def test_without_an_lse_no_split_is_claimed() -> None:
