@@ -107,7 +107,7 @@ KERNELS = [
     mutant("lanes that don't meet after the counter", "if (!any_lane(last)) return false; warp_barrier();",
            "if (!any_lane(last)) return false;", "misuse", file=PARTIAL),
     mutant("a counter that isn't set back", "atomicInc(static_cast<unsigned*>(counter), last);",
-           "atomicAdd(static_cast<unsigned*>(counter), 1u);", "zeros", file=MEMORY),
+           "atomicAdd(static_cast<unsigned*>(counter), 1u);", "zeros", "two levels", file=MEMORY),
     mutant("the last one too late", "siblings.last - siblings.first);", "siblings.last - siblings.first + 1);", "misuse",
            file=PARTIAL),
     mutant("the last one too early", "siblings.last - siblings.first);", "siblings.last - siblings.first - 1);", "zeros",

@@ -62,7 +62,7 @@ QUICK = {mutant.case for mutant in quick(MUTANTS)} | {"two levels", "sinks", "so
 """A mutant's death says something if the real kernel passes the same case. The others are one of each of their kinds."""
 
 
-@pytest.mark.alike("chunks", "quantized pages", "sequences")
+@pytest.mark.alike("quantized pages", "sequences")
 @pytest.mark.parametrize("case", those_in(QUICK, CASES))
 def test_the_real_kernel_passes(case: str) -> None:
     with np.errstate(invalid="ignore"):
