@@ -272,6 +272,7 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "run_program": lambda r: {"path": "nowhere.cu", "arguments": ["3"], "time_limit": r.choice([0, 1.5])},
     "check": lambda r: {"answer": r.choice(["flash2", "nowhere.cu", 5]), "exercise": "00.1"},
     "predict": lambda r: {"name": "01.1", "hbm_peak": r.choice([1, 0.5, ..., 5e-324])},
+    "latent_chunk": lambda r: {"batch": r.choice([1, 64]), "heads": r.choice([16, 128]), "len_kv": r.choice([70, 4096])},
     "latent_problem": lambda r: {"heads": r.choice([1, 16]), "len_kv": r.choice([0, 70]), "dtype": "float16"},
     "append_kv": lambda r: {**_appended(r), "backend": "emulator"},
     "copy_pages": lambda r: {**_copied(r), "backend": "emulator"},

@@ -329,6 +329,10 @@ KNOW_WINDOWS = {
     "flashlab/integrations/flash_attn.py": "takes one as another library says it",
     "flashlab/integrations/sdpa.py": "takes one as another library says it",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
+    "flashlab/testing.py": "compares with one",
+    "flashlab/verify/audit.py": "tells a test's function of one",
+    "flashlab/verify/page_mistakes.py": "tries what a wrong kernel makes of one",
+    "flashlab/verify/zoo.py": "has kernels that are wrong about one",
 }
 """The files that may name the field, and why: to reckon with a window, or to choose some."""
 

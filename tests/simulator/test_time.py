@@ -759,6 +759,6 @@ def test_no_time_for_a_kernel_that_cannot_be(algorithm: str, changed: dict[str, 
 def test_a_program_without_a_schedule_is_told() -> None:
     """One's own, and ours: what it moves says nothing of when."""
     p = cell(128)
-    for program in (fl.program(lambda m, q, k, v, problem, tile: m.output("out")), "flash_decoding"):
+    for program in (fl.program(lambda m, q, k, v, problem, tile: m.output("out")), "paged"):
         with pytest.raises(fl.UsageError, match="^algorithm = .*: expected one with a schedule, .*: standard, "):
             fl.timeline(program, p)
