@@ -59,7 +59,6 @@ from simulator import (
     catalogue,
     check_formula,
     count,
-    latent_chunk,
     latent_problem,
     naive,
     naive_loop,
@@ -90,6 +89,7 @@ if TYPE_CHECKING:
     from flashlab.run.tables import block_table
     from flashlab.views.comparison import Comparison, compare
     from flashlab.views.sweeps import Sweep, sweep
+    from simulator.time.chunks import latent_chunk
 
 # Imported on first use, because what they need (matplotlib, rich, hypothesis, CuPy) is slow to import.
 _LAZY = {
@@ -110,6 +110,7 @@ _LAZY = {
     "FileRun": "flashlab.emulator",
     "ProgramRun": "flashlab.emulator",
     "run_program": "flashlab.emulator",
+    "latent_chunk": "simulator.time.chunks",
     "Emulation": "flashlab.run.emulated",
     "EmulationError": "flashlab.run.emulated",
     "Comparison": "flashlab.views.comparison",

@@ -18,13 +18,12 @@ from simulator.program import Program, program
 from simulator.registers import Registers
 from simulator.simulate import Run, Scales
 from simulator.tensors import HbmTensor, SramTile
-from simulator.time.chunks import latent_chunk
 from simulator.time.prediction import Timeline, timeline
 from simulator.trace import Trace
 
 __all__ = [
     "Algorithm", "Block", "Book", "CATALOGUE", "Config", "Counts", "DEVICES", "Device", "HbmTensor", "Machine", "Problem",
     "Program", "QuantizedCache", "Reference", "Registers", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Tile",
-    "Timeline", "Trace", "Unavailable", "UsageError", "catalogue", "check_formula", "count", "latent_chunk", "latent_problem",
+    "Timeline", "Trace", "Unavailable", "UsageError", "catalogue", "check_formula", "count", "latent_problem",
     "naive", "naive_loop", "program", "quantize_cache", "random_inputs", "shape_run", "simulate", "softmax", "timeline",
 ]  # fmt: skip
