@@ -423,7 +423,6 @@ VARLEN: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
     (lambda ends: {"cu_seqlens_q": ends.float()}, "cu_seqlens_q.dtype = 'torch.float32': expected torch.int32"),
     (lambda ends: {"cu_seqlens_q": ends + 1}, r"cu_seqlens_q\[0\] = 1: expected 0: the first sequence begins with"),
     (lambda ends: {"cu_seqlens_k": ends - 5}, r"cu_seqlens_k\[0\] = -5: expected 0: the first sequence begins with"),
-    (lambda ends: {"cu_seqlens_k": ends // 2}, r"cu_seqlens_k\[2\] = 15: expected 30, the rows of k"),
     (lambda ends: {"cu_seqlens_k": ends * 2}, r"cu_seqlens_k\[2\] = 60: expected 30, the rows of k"),
     (
         lambda ends: {"cu_seqlens_q": ends[[0, 2, 1]]},

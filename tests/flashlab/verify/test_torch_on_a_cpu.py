@@ -44,6 +44,7 @@ def test_the_built_in_sdpa_passes() -> None:
         "alibi",
         "mask",
         "lengths",
+        "dropout",
     ]
 
 
